@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_ext as hvd
+from tests.ranks.compare import assert_close
 from tests.ranks.training import assert_same_bits_on_all_ranks, fill, values
 
 SHAPES = ((3, 5), (5,), (4, 4))
@@ -42,6 +43,5 @@ def assert_equals_plain_training(
     for step in range(STEPS):
         optimizer.apply(gradients(hvd.rank(), step, dtype), ours)
         plain.apply(averaged(step, dtype), reference)
-    for got, expected in zip(values(ours), values(reference), strict=True):
-        np.testing.assert_allclose(got.astype(np.float64), expected.astype(np.float64), rtol=rtol, atol=rtol / 10)
+    assert_close(*([value.astype(np.float64) for value in values(one)] for one in (ours, reference)), rtol, rtol / 10)
     assert_same_bits_on_all_ranks(ours)

@@ -31,14 +31,18 @@ def arrays(rank: int, step: int) -> list[np.ndarray]:
     return [values(rank, (n,), i + step).astype(np.float32) for i, n in enumerate(SIZES.values())]
 
 
+def assert_sums(outputs: list[np.ndarray], step: int, size: int) -> None:
+    for index, (output, n) in enumerate(zip(outputs, SIZES.values(), strict=True)):
+        np.testing.assert_array_equal(output, total(size, (n,), index + step))
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_every_step_gives_the_sums(channel: int, in_place: bool, rank: int, size: int) -> None:
     for step in range(3):
         inputs = arrays(rank, step)
         outputs = inputs if in_place else [np.zeros_like(array) for array in inputs]
         runtime.current().engine.reduce(channel, inputs, outputs)
-        for index, (output, n) in enumerate(zip(outputs, SIZES.values(), strict=True)):
-            np.testing.assert_array_equal(output, total(size, (n,), index + step))
+        assert_sums(outputs, step, size)
 
 
 @pytest.mark.parametrize("wrong", ["dtype", "size", "strides", "number"])
@@ -58,39 +62,24 @@ def test_arrays_that_are_not_as_declared_are_refused_and_the_next_step_works(
     np.testing.assert_array_equal(good[0], total(size, (7,), 0))
 
 
-def test_tensors_that_are_handed_over_one_by_one_in_any_order_are_collected_together(
-    channel: int, rank: int, size: int
+@pytest.mark.parametrize("late", [0, 1])
+def test_tensors_are_handed_over_one_by_one_in_any_order_and_collected_together_at_once_or_one_step_late(
+    channel: int, late: int, rank: int, size: int
 ) -> None:
     inputs = arrays(rank, 0)
     outputs = [np.zeros_like(array) for array in inputs]
     parts = runtime.current().engine.in_parts(channel, inputs, outputs)
-    for step in range(4):
-        for array, values_now in zip(inputs, arrays(rank, step), strict=True):
-            array[:] = values_now
-        parts.begin()
-        # the ranks' orders differ; that of the buckets is one
-        for tensor in np.roll(range(3), step + rank):
-            parts.submit(int(tensor))
-        parts.collect()
-        for index, (output, n) in enumerate(zip(outputs, SIZES.values(), strict=True)):
-            np.testing.assert_array_equal(output, total(size, (n,), index + step))
-
-
-def test_results_may_be_collected_one_step_late(channel: int, rank: int, size: int) -> None:
-    inputs = arrays(rank, 0)
-    outputs = [np.zeros_like(array) for array in inputs]
-    parts = runtime.current().engine.in_parts(channel, inputs, outputs)
-    for step in range(5):
-        for array, values_now in zip(inputs, arrays(rank, step), strict=True):
-            array[:] = values_now
+    for step in range(4 + late):
         if step < 4:
+            for array, values_now in zip(inputs, arrays(rank, step), strict=True):
+                array[:] = values_now
             parts.begin()
-            for tensor in range(3):
-                parts.submit(tensor)
-        if step:
-            parts.collect(before=int(step < 4))
-            for index, (output, n) in enumerate(zip(outputs, SIZES.values(), strict=True)):
-                np.testing.assert_array_equal(output, total(size, (n,), index + step - 1))
+            # the ranks' orders differ; that of the buckets is one
+            for tensor in np.roll(range(3), step + rank):
+                parts.submit(int(tensor))
+        if step >= late:
+            parts.collect(before=late if step < 4 else 0)
+            assert_sums(outputs, step - late, size)
 
 
 def test_a_step_in_parts_that_misses_a_tensor_or_has_one_twice_says_so(channel: int, rank: int, size: int) -> None:

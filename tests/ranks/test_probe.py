@@ -89,11 +89,6 @@ def refuse(*_: object) -> None:
     raise InvalidError("no memory for the probe")
 
 
-def test_the_options_name_the_ways_to_probe() -> None:
-    with pytest.raises(InvalidError, match="probe"):
-        dataclasses.replace(runtime.current().options, probe="often")
-
-
 def test_the_probe_leaves_the_jobs_counters_alone(job: runtime.Runtime, options: Options) -> None:
     before = job.engine.statistics()
     network.of_job(job.engine, hosts_of(job), options)

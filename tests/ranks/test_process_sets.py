@@ -80,17 +80,14 @@ def test_sets_know_their_ranks_and_the_job_stays_as_it_is(rank: int, size: int, 
         assert (process_set.ranks, process_set.size()) == (ranks, len(ranks))
         assert process_set.included() == (rank in ranks)
         assert process_sets.find(process_set.process_set_id) is process_set
-        own = process_sets.runtime_of(process_set)
+        inside = process_sets.runtime_of(process_set)
         if rank in ranks:
-            assert own is process_sets.member(process_set, "test")
-            assert (
-                (own.engine.rank, own.engine.size)
-                == (ranks.index(rank), len(ranks))
-                == (process_set.rank(), own.tree.size)
-            )
-            assert own.hosts == tuple(hosts[other] for other in ranks)
+            assert inside is process_sets.member(process_set, "test")
+            assert (inside.engine.rank, inside.engine.size) == (ranks.index(rank), len(ranks))
+            assert (process_set.rank(), inside.tree.size) == (ranks.index(rank), len(ranks))
+            assert inside.hosts == tuple(hosts[other] for other in ranks)
         else:
-            assert own is None
+            assert inside is None
             listed = ", ".join(str(other) for other in ranks)
             words = rf"rank {rank} is not in process set {process_set.process_set_id} \(ranks {listed}\)"
             for call in (process_set.rank, lambda s=process_set: process_sets.member(s, "rank")):
@@ -124,22 +121,6 @@ def test_sets_work_at_once_in_another_order_on_each_rank(
                 np.testing.assert_array_equal(result, expected + salt * len(process_set.ranks))
     for channel in (*channels, everyone):
         channel.close()
-
-
-def test_collectives_in_sets_and_in_the_job_do_not_meet(rank: int, size: int, added: Callable) -> None:
-    x = tf.constant(values(rank, (13,)), tf.float32)
-    for process_set in added(overlapping(size)):
-        if process_set.included():
-            ranks = process_set.ranks
-            result = hvd.allreduce(x, op=hvd.Sum, name="x", process_set=process_set)
-            np.testing.assert_array_equal(result, np.sum([values(other, (13,)) for other in ranks], axis=0))
-            gathered = hvd.allgather(tf.fill([1 + rank % 2], rank), name="x", process_set=process_set)
-            assert gathered.numpy().tolist() == [other for other in ranks for _ in range(1 + other % 2)]
-            root = hvd.broadcast(tf.constant(rank), ranks[-1], name="x", process_set=process_set)
-            assert int(root) == ranks[-1]
-            hvd.barrier(name="x", process_set=process_set)
-        everyone = hvd.allreduce(x, op=hvd.Sum, name="x")
-        np.testing.assert_array_equal(everyone, np.sum([values(other, (13,)) for other in range(size)], axis=0))
 
 
 def test_a_set_works_while_others_come_and_go(rank: int, size: int, added: Callable) -> None:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, MismatchError
+from tests.ranks.compare import assert_equal
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, model
+from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, model, values
 
 pytestmark = pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="one rank has no other rank to differ from")
 
 BATCH = 4
+SGD = keras.optimizers.SGD
 
 
 def unequal() -> keras.Model:
@@ -54,55 +56,53 @@ def by_fit(made: Any, optimizer: Any, **how: Any) -> Callable[[], Any]:
     return lambda: made.fit(*data(hvd.rank(), BATCH), batch_size=2, verbose=0)
 
 
-def by_train_on_batch(made: Any, optimizer: Any) -> Callable[[], Any]:
-    made.compile(optimizer, "mse")
+def by_batch(made: Any, optimizer: Any) -> Callable[[], Any]:
+    made.compile(optimizer, "mse", run_eagerly=True)
     return lambda: made.train_on_batch(*data(hvd.rank(), BATCH))
 
 
-def in_loop(made: Any, optimizer: Any, *, traced: bool, method: str) -> Callable[[], Any]:
+def in_loop(made: Any, optimizer: Any, traced: bool = False) -> Callable[[], Any]:
     def step(x: tf.Tensor, y: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             loss = loss_of(made, x, y)
         gradients = tape.gradient(loss, made.trainable_variables)
-        if method == "apply":
-            optimizer.apply(gradients, made.trainable_variables)
-        else:
+        if traced:
             optimizer.apply_gradients(zip(gradients, made.trainable_variables, strict=True))
+        else:
+            optimizer.apply(gradients, made.trainable_variables)
 
     step = tf.function(step) if traced else step
     return lambda: step(*batch())
 
 
-WAYS: dict[str, Callable[[Any, Any], Callable[[], Any]]] = {
-    "fit": by_fit,
-    "fit, eager": lambda made, optimizer: by_fit(made, optimizer, run_eagerly=True),
-    "train_on_batch": by_train_on_batch,
-    "apply": lambda made, optimizer: in_loop(made, optimizer, traced=False, method="apply"),
-    "apply_gradients in a function": lambda made, optimizer: in_loop(made, optimizer, traced=True, method="gradients"),
-}
-OPTIMIZERS: dict[str, Callable[[], Any]] = {
-    "SGD": lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)),
-    "accumulation": lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), backward_passes_per_step=2),
-    "loss scale": lambda: hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05))),
-    "TopK": lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), compression=hvd.TopK(min_elements=1)),
+def wrapped(scaled: bool = False, **options: Any) -> Any:
+    plain = SGD(0.05)
+    return hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(plain) if scaled else plain, **options)
+
+
+# a way to train, and options of the optimizer
+WAYS: dict[str, tuple[Callable[..., Callable[[], Any]], dict[str, Any]]] = {
+    "fit": (by_fit, {}),
+    "apply": (in_loop, {}),
+    "apply_gradients in a function": (functools.partial(in_loop, traced=True), {}),
+    "train_on_batch, accumulation": (by_batch, {"backward_passes_per_step": 2}),
+    "train_on_batch, loss scale": (by_batch, {"scaled": True}),
+    "fit, TopK": (by_fit, {"compression": hvd.TopK(min_elements=1)}),
 }
 
 
-@pytest.mark.parametrize(
-    ("way", "kind"),
-    [*((way, "SGD") for way in WAYS), *(("train_on_batch", kind) for kind in OPTIMIZERS if kind != "SGD")],
-)
-def test_unequal_weights_are_refused_on_all_ranks_until_they_are_broadcast(way: str, kind: str) -> None:
+@pytest.mark.parametrize(("way", "options"), WAYS.values(), ids=WAYS)
+def test_unequal_weights_are_refused_on_all_ranks_until_they_are_broadcast(
+    way: Callable[..., Callable[[], Any]], options: dict[str, Any]
+) -> None:
     made = unequal()
-    before = [weight.numpy() for weight in made.weights]
-    optimizer = OPTIMIZERS[kind]()
-    words = refused(WAYS[way](made, optimizer))
+    before, optimizer = values(made.weights), wrapped(**options)
+    words = refused(way(made, optimizer))
     assert f"/kernel' must have the same bits on all ranks before the first step; rank {hvd.size() - 1} has" in words
     assert "broadcast_variables" in words and "synchronized" in words and "set_random_seed" in words
-    for weight, old in zip(made.weights, before, strict=True):
-        np.testing.assert_array_equal(weight.numpy(), old)
+    assert_equal(made.weights, before)
     hvd.broadcast_variables(made.variables, root_rank=0)
-    WAYS[way](made, optimizer)()
+    way(made, optimizer)()
     assert_same_bits_on_all_ranks(made.weights)
 
 
@@ -112,43 +112,34 @@ def test_optimizers_of_keras_2_compare_too(legacy: bool) -> None:
     made = keras2.Sequential([keras2.layers.Dense(2, name="dense")])
     made.build((None, 6))
     fill(made.weights, salt=hvd.rank())
-    optimizers = keras2.optimizers.legacy if legacy else keras2.optimizers
-    optimizer = hvd.DistributedOptimizer(optimizers.SGD(0.05))
-    assert "'dense/kernel:0' must have the same bits" in refused(by_fit(made, optimizer))
+    optimizer = hvd.DistributedOptimizer((keras2.optimizers.legacy if legacy else keras2.optimizers).SGD(0.05))
+    assert "'dense/kernel:0' must have the same bits" in refused(by_fit(made, optimizer, run_eagerly=legacy))
     hvd.broadcast_variables(made.variables, root_rank=0)
-    by_fit(made, optimizer)()
+    by_fit(made, optimizer, run_eagerly=legacy)()
     assert_same_bits_on_all_ranks(made.weights)
 
 
-def test_it_can_be_left_out_and_local_variables_are() -> None:
-    made = unequal()
-    by_train_on_batch(made, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), check_start=False))()
-    made = unequal()
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
-    optimizer.register_local_var(made.weights[2])
-    by_train_on_batch(made, optimizer)()
-    made = unequal()
-    layers = {"local_layers": made.layers[1]}
-    by_train_on_batch(made, hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.05), **layers))()
-    different = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), check_start=hvd.rank() == 0)
-    with pytest.raises(MismatchError, match="check_start must be the same on all ranks"):
-        by_train_on_batch(model(), different)()
-    with pytest.raises(InvalidError, match="check_start .'no'.: must be True or False"):
-        hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), check_start="no")
-
-
-def test_the_ranks_of_a_process_set_compare_among_themselves() -> None:
-    """Each rank is a set of its own: their models may differ."""
+def test_it_can_be_left_out_and_local_variables_and_other_process_sets_are() -> None:
     sets = [hvd.add_process_set([rank]) for rank in range(hvd.size())]
-    made = unequal()
-    by_train_on_batch(made, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), process_set=sets[hvd.rank()]))()
+    local = unequal()
+    for made, optimizer in (
+        (unequal(), wrapped(check_start=False)),
+        (unequal(), wrapped(process_set=sets[hvd.rank()])),
+        (local, hvd.PartialDistributedOptimizer(SGD(0.05), local_layers=local.layers[1])),
+    ):
+        by_batch(made, optimizer)()
     for each in sets:
         hvd.remove_process_set(each)
+    different = wrapped(check_start=hvd.rank() == 0)
+    with pytest.raises(MismatchError, match="check_start must be the same on all ranks"):
+        by_batch(model(), different)()
+    with pytest.raises(InvalidError, match="check_start .'no'.: must be True or False"):
+        wrapped(check_start="no")
 
 
 def test_a_function_may_broadcast_in_front_of_its_first_update() -> None:
     made = unequal()
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+    optimizer = wrapped()
 
     @tf.function
     def step(x: tf.Tensor, y: tf.Tensor, root: int) -> None:
@@ -168,7 +159,7 @@ def test_a_function_may_broadcast_in_front_of_its_first_update() -> None:
 def test_with_a_tape_unequal_weights_are_refused_after_the_first_step(traced: bool) -> None:
     """Horovod's loops broadcast after the first batch: before it nobody can know. Until an update nothing is said."""
     made = unequal()
-    optimizer = keras.optimizers.SGD(0.05)
+    optimizer = SGD(0.05)
 
     def gradients(x: tf.Tensor, y: tf.Tensor) -> Any:
         tape = hvd.DistributedGradientTape(tf.GradientTape())
@@ -210,9 +201,9 @@ def test_a_second_compile_with_a_plain_optimizer_is_said_and_refused_by_callback
     caplog: pytest.LogCaptureFixture, tmp_path: Any
 ) -> None:
     made = model()
-    made.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
+    made.compile(wrapped(), "mse")
     with caplog.at_level(logging.WARNING, "hvd_ext"):
-        made.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
+        made.compile(wrapped(), "mse")
         assert not caplog.records
         made.compile(keras.optimizers.Adam(0.05), "mse")
     words = "now with a plain one (Adam): in fit each of the"
@@ -267,8 +258,8 @@ PLACES: dict[str, Callable[[Any, list[Any]], None]] = {
 @pytest.mark.parametrize("place", PLACES)
 def test_fit_finds_the_optimizers_of_a_model_that_is_not_built(place: str) -> None:
     keras.utils.set_random_seed(hvd.rank())
-    optimizers = [hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.5), name=name) for name in "ab"]
+    optimizers = [hvd.DistributedOptimizer(SGD(0.05, momentum=0.5), name=name) for name in "ab"]
     made = Two(PLACES[place], optimizers)
-    made.compile()
+    made.compile(run_eagerly=place != "list")
     made.fit(*data(hvd.rank(), BATCH), batch_size=2, verbose=0, callbacks=hvd.callbacks.synchronized())
     assert_same_bits_on_all_ranks([*made.weights, *(slot for one in optimizers for slot in one.variables)])

@@ -11,15 +11,17 @@ import pytest
 
 import hvd_ext as hvd
 from hvd_ext.errors import CheckpointError, InvalidError, MismatchError
+from tests.ranks.compare import are_equal, assert_equal
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.training import assert_same_bits_on_all_ranks, assert_trained_alike, data, fill, joined, model, values
+from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, model, values
 
 ROWS, BATCH = 8, 4
 
 
 def trained() -> keras.Model:
     ours = model()
-    ours.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.02)), keras.losses.MeanSquaredError())
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.02))
+    ours.compile(optimizer, keras.losses.MeanSquaredError(), run_eagerly=True)
     fit(ours)
     return ours
 
@@ -29,27 +31,32 @@ def fit(ours: keras.Model) -> None:
 
 
 def test_a_saved_model_loads_plain_and_goes_on_under_the_wrapper_without_losing_state(tmp_path: Path) -> None:
-    ours = trained()
-    path = tmp_path / "model.keras"
+    ours, path = trained(), tmp_path / "model.keras"
     ours.save(path)
     loaded = keras.models.load_model(path)
+    loaded.run_eagerly = True
     assert type(loaded.optimizer) is keras.optimizers.Adam
-    for got, expected in zip(values(loaded.weights), values(ours.weights), strict=True):
-        np.testing.assert_array_equal(got, expected)
+    assert_equal(loaded.weights, ours.weights)
     again = hvd.DistributedOptimizer(loaded.optimizer)
     assert again is loaded.optimizer
-    for got, expected in zip(values(again.variables), values(ours.optimizer.variables), strict=True):
-        np.testing.assert_array_equal(got, expected)
+    assert_equal(again.variables, ours.optimizer.variables)
     fit(ours)
     fit(loaded)
-    for got, expected in zip(values(loaded.weights), values(ours.weights), strict=True):
-        np.testing.assert_array_equal(got, expected)
+    assert_equal(loaded.weights, ours.weights)
     assert_same_bits_on_all_ranks(loaded.weights)
+    with pytest.warns(UserWarning, match="Skipping variable loading"):
+        copied = copy.deepcopy(ours.optimizer)
+    assert type(copied) is keras.optimizers.Adam
+    fit(ours)
+    assert not are_equal(loaded.weights, ours.weights)
+    assert_same_bits_on_all_ranks(ours.weights)  # the original of a copy stays wrapped
+    assert not hasattr(hvd.load_model(path, compile=False), "optimizer")
+    with pytest.raises(InvalidError, match="the model has no optimizer that op could be for"):
+        hvd.load_model(path, compile=False, op=hvd.Sum)
 
 
 OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
-    "adam": lambda: keras.optimizers.Adam(0.02),
     # three steps end in the middle of an accumulation of two
     "accumulation": lambda: keras.optimizers.Adam(0.02, gradient_accumulation_steps=2),
     "ema": lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=4),
@@ -66,9 +73,7 @@ def steps(ours: keras.Model, first: int, last: int) -> keras.Model:
 
 
 @pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")
-@pytest.mark.parametrize(
-    ("name", "ending"), [*((name, "keras") for name in OPTIMIZERS), ("accumulation", "h5"), ("scaled", "h5")]
-)
+@pytest.mark.parametrize(("name", "ending"), [*((name, "keras") for name in OPTIMIZERS), ("scaled", "h5")])
 def test_three_steps_saved_and_loaded_and_three_more_are_six(name: str, ending: str, tmp_path: Path) -> None:
     whole = model()
     # Keras cannot read the names of losses from .h5
@@ -81,14 +86,10 @@ def test_three_steps_saved_and_loaded_and_three_more_are_six(name: str, ending: 
         whole.save(path)  # the others have no such file
     loaded = hvd.load_model(path, root_rank=None if each_rank else 0)
     loaded.run_eagerly = True
-    for got, expected in zip(values(loaded.optimizer.variables), values(whole.optimizer.variables), strict=True):
-        np.testing.assert_array_equal(got, expected)
+    assert_equal(loaded.optimizer.variables, whole.optimizer.variables)
     steps(whole, 3, 6)
     steps(loaded, 3, 6)
-    for got, expected in zip(values(loaded.weights), values(whole.weights), strict=True):
-        np.testing.assert_array_equal(got, expected)
-    for got, expected in zip(values(loaded.optimizer.variables), values(whole.optimizer.variables), strict=True):
-        np.testing.assert_array_equal(got, expected)
+    assert_equal([*loaded.weights, *loaded.optimizer.variables], [*whole.weights, *whole.optimizer.variables])
     assert_same_bits_on_all_ranks([*loaded.weights, *loaded.optimizer.variables])
 
 
@@ -128,47 +129,18 @@ def test_a_file_is_read_on_one_rank_and_all_have_its_model(tmp_path: Path, caplo
     assert_same_bits_on_all_ranks(loaded.weights)
 
 
-def test_rank_0_alone_may_load_and_send_what_it_has_loaded(tmp_path: Path) -> None:
-    ours = model()
-    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.25)), "mse", run_eagerly=True)
-    steps(ours, 0, 1)
-    whole = values(ours.weights)
-    if hvd.rank() == 0:
-        ours.save(tmp_path / "model.keras")
-        resumed = hvd.load_model(tmp_path / "model.keras")
-    else:
-        resumed = model()
-        resumed.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.25)), "mse")
-    x, y = data(hvd.rank(), BATCH, salt=1)
-    start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
-    resumed.fit(x, y, batch_size=BATCH, callbacks=[start], verbose=0, shuffle=False)
-    steps(ours, 1, 2)
-    for got, expected, before in zip(values(resumed.weights), values(ours.weights), whole, strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-6)
-        assert not np.array_equal(got, before)
-    assert_same_bits_on_all_ranks([*resumed.weights, *resumed.optimizer.variables])
-
-
 def test_automatic_names_of_embeddings_and_of_batch_statistics_may_differ() -> None:
     def made() -> keras.Model:
         layers = keras.layers
-        found = keras.Sequential(
-            [
-                layers.Input((3,), dtype="int32"),
-                layers.Embedding(8, 4),
-                hvd.SyncBatchNormalization(),
-                hvd.SyncBatchNormalization(),
-                layers.Flatten(),
-                layers.Dense(1),
-            ]
-        )
-        fill(found.weights)
-        return found
+        hidden = [layers.Embedding(8, 4), hvd.SyncBatchNormalization(), hvd.SyncBatchNormalization()]
+        result = keras.Sequential([layers.Input((3,), dtype="int32"), *hidden, layers.Flatten(), layers.Dense(1)])
+        fill(result.weights)
+        return result
 
     if hvd.rank() == 0:
         made()  # so that rank 0 has other names than the others
     ours = made()
-    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", run_eagerly=True)
     random = np.random.default_rng(hvd.rank())
     x, y = random.integers(0, 8, (ROWS, 3)), random.normal(size=(ROWS, 1))
     before = values(ours.weights)
@@ -183,7 +155,7 @@ def test_automatic_names_of_embeddings_and_of_batch_statistics_may_differ() -> N
 def test_files_that_cannot_be_loaded_are_errors_on_all_ranks(tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
     with pytest.raises(
-        CheckpointError, match=r"load_model \(.*\): the root rank must have it, but it cannot be read: No such"
+        CheckpointError, match=r"load_model \(.*\): the root rank must have it, but it cannot be read: No"
     ):
         hvd.load_model(path, root_rank=0)
     with pytest.raises(CheckpointError, match=r"load_model \(.*\): Keras cannot load it"):
@@ -206,27 +178,6 @@ def test_files_that_cannot_be_loaded_are_errors_on_all_ranks(tmp_path: Path) -> 
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
 
 
-def test_a_model_without_an_optimizer_is_loaded_for_use_and_refuses_options_for_one(tmp_path: Path) -> None:
-    path = tmp_path / "model.keras"
-    ours = trained()
-    ours.save(path)
-    assert not hasattr(hvd.load_model(path, compile=False), "optimizer")
-    with pytest.raises(InvalidError, match="the model has no optimizer that op could be for"):
-        hvd.load_model(path, compile=False, op=hvd.Sum)
-
-
-@pytest.mark.slow
-def test_training_saved_and_resumed_equals_training_on_the_joined_batch(tmp_path: Path) -> None:
-    trained().save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    hvd.DistributedOptimizer(loaded.optimizer)
-    fit(loaded)
-    reference = model()
-    reference.compile(keras.optimizers.Adam(0.02), "mse", run_eagerly=True)
-    reference.fit(*joined(ROWS, BATCH), batch_size=BATCH * hvd.size(), epochs=2, shuffle=False, verbose=0)
-    assert_trained_alike(loaded, reference)
-
-
 def test_a_plain_model_trains_unsynchronised_until_it_is_wrapped_and_synchronised_from_then_on() -> None:
     ours = model()
     ours.compile(keras.optimizers.SGD(0.1), "mse")
@@ -237,16 +188,4 @@ def test_a_plain_model_trains_unsynchronised_until_it_is_wrapped_and_synchronise
         variable.assign(value)
     fit(ours)
     assert_same_bits_on_all_ranks(ours.weights)
-    assert not np.array_equal(start[0], values(ours.weights)[0])
-
-
-@pytest.mark.slow
-def test_copies_are_plain_and_the_original_stays_wrapped() -> None:
-    ours = trained()
-    with pytest.warns(UserWarning, match="Skipping variable loading"):
-        copied = copy.deepcopy(ours.optimizer)
-    assert type(copied) is keras.optimizers.Adam
-    before = values(ours.weights)
-    fit(ours)
-    assert not np.array_equal(before[0], values(ours.weights)[0])
-    assert_same_bits_on_all_ranks(ours.weights)
+    assert not are_equal(start, ours.weights)

@@ -76,30 +76,20 @@ def test_rows_of_unknown_shape_are_reduced(way: str, rank: int, size: int) -> No
     assert found[2].dtype == np.float64
 
 
-@pytest.mark.parametrize("way", ["session", "function"])
-def test_the_gradients_of_many_broadcasts_in_one_graph_wait_for_nobody(way: str, rank: int, size: int) -> None:
+def test_the_gradients_of_many_broadcasts_in_one_graph_wait_for_nobody(rank: int, size: int) -> None:
     count = 20
 
-    def gradients() -> list[tf.Tensor]:
-        found = []
-        for number in range(count):
-            x = tf.fill([3], float(rank + number))
-            y = hvd.broadcast(x, number % size)
-            found.append(tf.gradients(y, x, tf.fill([3], float(size * number * (rank + 1))))[0])
-        return found
+    def gradient(number: int) -> tf.Tensor:
+        x = tf.fill([3], float(rank + number))
+        return tf.gradients(hvd.broadcast(x, number % size), x, tf.fill([3], float(size * number * (rank + 1))))[0]
 
-    if way == "session":
-        with tf.Graph().as_default(), v1.Session() as session:
-            found = session.run(gradients())
-            alone = session.run(gradients()[1])  # nothing but this one is run
-    else:
-        step = tf.function(gradients)
-        found = [one.numpy() for one in step()]
-        alone = step()[1].numpy()
+    with tf.Graph().as_default(), v1.Session() as session:
+        results = session.run([gradient(number) for number in range(count)])
+        alone = session.run([gradient(number) for number in range(count)][1])  # nothing but this one is run
     everybody = size * (size + 1) // 2
-    for number, one in enumerate([*found, alone]):
+    for number, result in enumerate([*results, alone]):
         number = number if number < count else 1
-        np.testing.assert_array_equal(one, [number * everybody if rank == number % size else 0] * 3)
+        np.testing.assert_array_equal(result, [number * everybody if rank == number % size else 0] * 3)
 
 
 def test_a_tape_needs_no_variable_that_a_session_has_not_initialised(rank: int, size: int) -> None:

@@ -18,7 +18,6 @@ from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow.collectives import sparse
 
 ROWS, WIDTH = 11, 3
-FUNCTIONS = pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
 _names = (f"table{number}" for number in itertools.count())
 
 
@@ -58,17 +57,17 @@ def reduced(slices: tf.IndexedSlices | None, chosen: Any, traced: bool = False, 
     return call_it()
 
 
-@pytest.mark.parametrize(("dtype", "index"), [("float32", "int64"), ("float64", "int32"), ("bfloat16", "int32")])
-@FUNCTIONS
+@pytest.mark.parametrize(
+    ("dtype", "index", "traced"),
+    [("float32", "int64", True), ("float64", "int32", False), ("bfloat16", "int32", False)],
+)
 def test_random_rows_equal_the_dense_sum(dtype: str, index: str, traced: bool) -> None:
-    seeds = range(1 if traced else 3)
-    for seed, op, shape in itertools.product(seeds, (hvd.Sum, hvd.Average), (None, (ROWS, WIDTH))):
+    for seed, op, shape in itertools.product(range(1 if traced else 2), (hvd.Sum, hvd.Average), (None, (ROWS, WIDTH))):
         counts = [((rank + 1) * 7 + seed * 16) % 23 for rank in range(hvd.size())]  # some ranks have none
         every = [rows_of(rank, count, dtype, seed, index) for rank, count in enumerate(counts)]
         result = reduced(every[hvd.rank()], options(op), traced, shape=shape)
         expected = sum(dense(part) for part in every) / (1 if op == hvd.Sum else hvd.size())
-        assert result.dtype.name == dtype
-        assert result.indices.dtype.name == index
+        assert (result.dtype.name, result.indices.dtype.name) == (dtype, index)
         # sums are exact, an average over 3 ranks is rounded once
         rtol = {"float32": 1e-7, "float64": 1e-15, "bfloat16": 2.0**-8}[dtype]
         np.testing.assert_allclose(dense(result), expected, rtol=rtol, atol=0)
@@ -101,10 +100,7 @@ def test_rows_of_equal_index_are_added_before_anything_is_sent() -> None:
     assert nothing.values.shape == (0, 2)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "average"),
-    [("int32", "float64"), ("int64", "float64"), ("uint32", "float64"), ("int8", "float32"), ("uint16", "float32")],
-)
+@pytest.mark.parametrize(("dtype", "average"), [("int64", "float64"), ("int8", "float32"), ("uint16", "float32")])
 def test_rows_of_whole_numbers_are_summed_as_they_are_and_averaged_as_floats(dtype: str, average: str) -> None:
     rank, size = hvd.rank(), hvd.size()
     slices = tf.IndexedSlices(
@@ -131,7 +127,7 @@ def test_a_row_that_a_rank_repeats_travels_once() -> None:
     assert result.values.numpy().tolist() == [[4000.0 * hvd.size()] * 64]
 
 
-@FUNCTIONS
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
 def test_ranks_without_rows_and_ranks_without_a_gradient_take_part(traced: bool) -> None:
     own = rows_of(0, 9, "float32", 1) if hvd.rank() == 0 else None
     if hvd.rank() == 1:
@@ -147,22 +143,24 @@ def test_ranks_without_rows_and_ranks_without_a_gradient_take_part(traced: bool)
         reduced(None, options())
 
 
+def of_row(value: float, dtype: str = "float32", count: int = 1) -> tf.IndexedSlices:
+    """One value in one row, or the same several times."""
+    return tf.IndexedSlices(tf.fill([count], tf.cast(value, dtype)), tf.constant([3] * count), tf.constant([ROWS]))
+
+
 def test_halves_on_the_wire_are_added_in_float32() -> None:
     # 2049 is no float16; two rows of 1024.5 of one rank are added before they are rounded
-    slices = tf.IndexedSlices(tf.constant([1024.5, 1024.5]), tf.constant([3, 3]), tf.constant([ROWS]))
-    result = reduced(slices, options(hvd.Sum, hvd.Compression.fp16))
-    assert result.values.numpy().tolist() == [2048.0 * hvd.size()]
-    wide = tf.IndexedSlices(tf.constant([1024.5], tf.float64), tf.constant([3]), tf.constant([ROWS]))
-    assert reduced(wide, options(hvd.Sum, hvd.Compression.fp16)).values.numpy().tolist() == [1024.5 * hvd.size()]
+    halves = options(hvd.Sum, hvd.Compression.fp16)
+    assert reduced(of_row(1024.5, count=2), halves).values.numpy().tolist() == [2048.0 * hvd.size()]
+    assert reduced(of_row(1024.5, "float64"), halves).values.numpy().tolist() == [1024.5 * hvd.size()]
 
 
 def test_predividing_keeps_a_sum_inside_the_range_of_halves() -> None:
-    slices = tf.IndexedSlices(tf.constant([49152.0]), tf.constant([1]), tf.constant([ROWS]))
-    small = tf.IndexedSlices(tf.constant([131072.0]), tf.constant([1]), tf.constant([ROWS]))
-    result = reduced(small, options(compression=hvd.Compression.fp16, factor=4.0))
+    large = of_row(131072.0)
+    result = reduced(large, options(compression=hvd.Compression.fp16, factor=4.0))
     assert result.values.numpy().tolist() == [131072.0]
-    assert np.isinf(reduced(small, options(compression=hvd.Compression.fp16)).values.numpy()).all()
-    assert reduced(slices, options(factor=2.0)).values.numpy().tolist() == [49152.0]
+    assert np.isinf(reduced(large, options(compression=hvd.Compression.fp16)).values.numpy()).all()
+    assert reduced(of_row(49152.0), options(factor=2.0)).values.numpy().tolist() == [49152.0]
 
 
 def test_one_function_may_use_a_name_twice() -> None:
@@ -182,9 +180,7 @@ def test_one_function_may_use_a_name_twice() -> None:
 def test_rows_of_different_widths_are_a_mismatch_on_all_ranks() -> None:
     if hvd.size() == 1:
         pytest.skip("needs two ranks")
-    width = 2 + (hvd.rank() == hvd.size() - 1)
+    odd = tf.IndexedSlices(tf.ones((2, 2 + (hvd.rank() == hvd.size() - 1))), tf.constant([0, 1]))
     with pytest.raises(MismatchError, match="odd table.values"):
-        sparse.reduce(
-            runtime.current(), "odd table", tf.IndexedSlices(tf.ones((2, width)), tf.constant([0, 1])), options()
-        )
+        sparse.reduce(runtime.current(), "odd table", odd, options())
     assert_same_bits(reduced(rows_of(hvd.rank(), 4, "float32", 9), options()))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -32,6 +33,12 @@ def gradient(rank: int, step: int, size: int = 3) -> tf.Tensor:
     return tf.constant([float((rank + 1) * (step + 3 * one) % 17) for one in range(size)])
 
 
+def total(steps: Iterable[int], ranks: Iterable[int] | None = None) -> np.ndarray:
+    """Give the sum of the gradients of ranks, of all unless told otherwise, in some steps."""
+    ranks = range(hvd.size()) if ranks is None else ranks
+    return sum((gradient(rank, step).numpy() for rank, step in itertools.product(ranks, steps)), np.zeros(3))
+
+
 def equal_on_all_ranks(value: Any) -> bool:
     return len(set(hvd.allgather_object(value))) == 1
 
@@ -41,6 +48,11 @@ def over(optimizer: Any, round_number: int) -> None:
     engine, handle = runtime.current().engine, channels(optimizer)[0].handle
     while engine.progress(handle).over < round_number:
         time.sleep(0.001)
+
+
+def linear(width: int) -> keras.Model:
+    """A model with equal weights on all ranks."""
+    return keras.Sequential([keras.layers.Input((width,)), keras.layers.Dense(1, kernel_initializer="ones")])
 
 
 def opened(sync: str, **options: Any) -> tuple[Any, keras.Variable]:
@@ -65,8 +77,7 @@ def test_a_late_gradient_enters_a_later_step_and_nothing_is_lost() -> None:
     hvd.flush(optimizer)
     optimizer.apply([tf.zeros(3)], [variable])
     assert equal_on_all_ranks(digest([variable]))
-    every = sum(gradient(rank, step).numpy() for rank in range(hvd.size()) for step in range(1, 7))
-    np.testing.assert_array_equal(variable.numpy(), -every)
+    np.testing.assert_array_equal(variable.numpy(), -total(range(1, 7)))
     assert not runtime.current().engine.holds(channels(optimizer)[0].handle)
 
 
@@ -81,15 +92,12 @@ def test_a_rank_catches_up_without_gradients() -> None:
         assert hvd.catch_up(optimizer) == 3
         assert hvd.catch_up(optimizer) == 0
     hvd.barrier()
-    np.testing.assert_array_equal(variable.numpy(), -sum(gradient(0, step).numpy() for step in range(1, 4)))
+    np.testing.assert_array_equal(variable.numpy(), -total(range(1, 4), [0]))
     assert int(optimizer.iterations) == 4
     optimizer.apply([gradient(hvd.rank(), 4)], [variable])
     hvd.flush(optimizer)
     optimizer.apply([tf.zeros(3)], [variable])
-    given = [gradient(0, step).numpy() for step in range(1, 4)] + [
-        gradient(rank, 4).numpy() for rank in range(hvd.size())
-    ]
-    np.testing.assert_array_equal(variable.numpy(), -sum(given))
+    np.testing.assert_array_equal(variable.numpy(), -total(range(1, 4), [0]) - total([4]))
 
 
 @several
@@ -114,19 +122,13 @@ def test_what_was_accumulated_is_the_gradient_of_a_step_that_is_caught_up(update
     hvd.flush(optimizer)
     for _ in range(2):
         optimizer.apply([tf.zeros(3)], [variable])
-    given = [gradient(0, step).numpy() / 2 for step in range(1, 5)]
-    given += [gradient(rank, 1).numpy() / 2 for rank in range(1, hvd.size())]
-    np.testing.assert_array_equal(variable.numpy(), -sum(given))
+    given = total(range(1, 5), [0]) + total([1], range(1, hvd.size()))
+    np.testing.assert_array_equal(variable.numpy(), -given / 2)
 
 
-@pytest.mark.parametrize(
-    ("make", "sync"), [("SGD", "solo"), ("Adam", "majority"), ("AdamW", "quorum"), ("Lamb", "solo")]
-)
+@pytest.mark.parametrize(("make", "sync"), [("SGD", "solo"), ("Adam", "majority"), ("Lamb", "quorum")])
 def test_weights_have_the_same_bits_on_all_ranks_after_every_round(make: str, sync: str) -> None:
-    keras.utils.set_random_seed(3)
-    model = keras.Sequential(
-        [keras.layers.Input((6,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)]
-    )
+    model = linear(6)
     settings = {"momentum": 0.9} if make == "SGD" else {}
     plain = getattr(keras.optimizers, make)(0.01, **settings)
     quorum = (hvd.size() + 1) // 2 if sync == "quorum" else None
@@ -141,9 +143,9 @@ def test_weights_have_the_same_bits_on_all_ranks_after_every_round(make: str, sy
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             digests.append(digest(self.model.get_weights()))
 
-    x = random.normal(size=(96, 6))
+    x = random.normal(size=(64, 6))
     model.fit(x, x.sum(1), batch_size=8, epochs=2, verbose=0, callbacks=hvd.callbacks.synchronized([Late()]))
-    assert len(digests) == 24
+    assert len(digests) == 16
     assert equal_on_all_ranks(tuple(digests))
     assert not runtime.current().engine.holds(channels(model.optimizer)[0].handle)
 
@@ -168,31 +170,16 @@ def test_auto_chooses_a_quorum_from_the_times_of_100_rounds_and_says_why_on_rank
     hvd.flush(optimizer)
     optimizer.apply([tf.zeros(3)], [variable])
     assert equal_on_all_ranks(digest([variable]))
-    given = sum(gradient(rank, step).numpy() for rank in range(hvd.size()) for step in range(105))
-    np.testing.assert_array_equal(variable.numpy(), -given)
-
-
-@pytest.mark.parametrize("sync", ["solo", "majority"])
-def test_staleness_0_has_the_bits_of_full(sync: str) -> None:
-    def trained(**options: Any) -> str:
-        keras.utils.set_random_seed(5)
-        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(1)])
-        model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), **options), loss="mse")
-        x = np.random.default_rng(hvd.rank()).normal(size=(64, 6))
-        model.fit(x, x.sum(1), batch_size=8, epochs=2, verbose=0, shuffle=False, callbacks=hvd.callbacks.synchronized())
-        return digest(model.get_weights())
-
-    assert trained(sync=sync, staleness=0) == trained(sync="full")
+    np.testing.assert_array_equal(variable.numpy(), -total(range(105)))
 
 
 @several
 @pytest.mark.parametrize("known", [True, False])
 def test_ranks_with_unequal_numbers_of_batches_end_an_epoch_together(known: bool) -> None:
-    variable_size = 4
-    model = keras.Sequential([keras.layers.Input((variable_size,)), keras.layers.Dense(1)])
+    model = linear(4)
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), sync="solo", staleness=2), loss="mse")
     batches = 4 + 3 * hvd.rank()
-    x = np.random.default_rng(hvd.rank()).normal(size=(batches * 8, variable_size)).astype("float32")
+    x = np.random.default_rng(hvd.rank()).normal(size=(batches * 8, 4)).astype("float32")
     data = tf.data.Dataset.from_tensor_slices((x, x.sum(1))).batch(8)
     if not known:
         data = data.filter(lambda *_: True)  # of unknown length
@@ -202,29 +189,23 @@ def test_ranks_with_unequal_numbers_of_batches_end_an_epoch_together(known: bool
         def on_test_end(self, logs: Any = None) -> None:
             digests.append(digest(self.model.get_weights()))
 
-    model.fit(
-        data, epochs=3, verbose=0, validation_data=(x[:8], x[:8].sum(1)), callbacks=hvd.callbacks.synchronized([Ends()])
-    )
-    assert len(digests) == 3
+    validation, callbacks = (x[:8], x[:8].sum(1)), hvd.callbacks.synchronized([Ends()])
+    model.fit(data, epochs=2, verbose=0, validation_data=validation, callbacks=callbacks)
+    assert len(digests) == 2
     assert equal_on_all_ranks(tuple(digests))
     assert equal_on_all_ranks(int(model.optimizer.iterations))
 
 
 @several
-def test_all_ranks_stop_after_the_same_round_without_a_meeting(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+def test_all_ranks_stop_after_the_same_round_without_a_meeting() -> None:
+    model = linear(4)
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), sync="solo"), loss="mse")
     x = np.ones((800, 4), np.float32)
     if hvd.rank() == hvd.size() - 1:
         x[40:] = np.nan
     seen: list[int] = []
-
-    class Counts(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            seen.append(batch)
-
-    stopping = [keras.callbacks.TerminateOnNaN(), Counts()]
-    prepared = hvd.callbacks.synchronized(stopping)
+    counts = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+    prepared = hvd.callbacks.synchronized([keras.callbacks.TerminateOnNaN(), counts])
     model.fit(x, x.sum(1), batch_size=8, verbose=0, shuffle=False, callbacks=prepared)
     assert equal_on_all_ranks(len(seen))
     assert 5 < len(seen) < 100
@@ -241,42 +222,36 @@ def test_a_round_that_is_not_finite_changes_nothing_and_finite_gradients_are_hel
     np.testing.assert_array_equal(variable.numpy(), np.zeros(3))
     assert float(optimizer.dynamic_scale) == 4.0
     optimizer.apply([gradient(hvd.rank(), 2) * 4.0], [variable])
-    given = [gradient(rank, 2).numpy() for rank in range(hvd.size())]
-    given += [gradient(rank, 1).numpy() for rank in range(hvd.size() - 1)]
-    np.testing.assert_array_equal(variable.numpy(), -sum(given))
+    np.testing.assert_array_equal(variable.numpy(), -total([2]) - total([1], range(hvd.size() - 1)))
 
 
 def test_a_delay_applies_each_result_one_step_late() -> None:
     optimizer, variable = opened("full", delay=1)
     assert int(optimizer.iterations) == 0
-    before = np.zeros(3)
     for step in range(1, 5):
         optimizer.apply([gradient(hvd.rank(), step)], [variable])
-        np.testing.assert_array_equal(variable.numpy(), before)
-        before = before - sum(gradient(rank, step).numpy() for rank in range(hvd.size()))
+        np.testing.assert_array_equal(variable.numpy(), -total(range(1, step)))
     assert hvd.catch_up(optimizer) == 1
-    np.testing.assert_array_equal(variable.numpy(), before)
+    np.testing.assert_array_equal(variable.numpy(), -total(range(1, 5)))
     assert hvd.catch_up(optimizer) == 0
     optimizer.apply([gradient(hvd.rank(), 5)], [variable])
-    np.testing.assert_array_equal(variable.numpy(), before)
+    np.testing.assert_array_equal(variable.numpy(), -total(range(1, 5)))
 
 
 @several
 def test_a_delay_catches_up_with_a_step_that_is_under_way() -> None:
     optimizer, variable = opened("full", delay=1)
     optimizer.apply([gradient(hvd.rank(), 1)], [variable])
-    before = -sum(gradient(rank, 1).numpy() for rank in range(hvd.size()))
     if hvd.rank() == hvd.size() - 1:
         time.sleep(1)  # the others save and catch up meanwhile
     optimizer.apply([gradient(hvd.rank(), 2)], [variable])
-    np.testing.assert_array_equal(variable.numpy(), before)
+    np.testing.assert_array_equal(variable.numpy(), -total([1]))
     assert optimizer._hvd_ext_reducer.sets[0].save()
     assert hvd.catch_up(optimizer) == 1
-    every = [gradient(rank, step).numpy() for rank in range(hvd.size()) for step in (1, 2)]
-    np.testing.assert_array_equal(variable.numpy(), -sum(every))
+    np.testing.assert_array_equal(variable.numpy(), -total([1, 2]))
 
 
-@pytest.mark.parametrize("updates", [1, 2, 3])
+@pytest.mark.parametrize("updates", [1, 2])
 def test_a_delay_with_accumulation_applies_the_last_result_too(updates: int) -> None:
     variable = keras.Variable(np.zeros(3), dtype="float32")
     plain = keras.optimizers.SGD(1.0)
@@ -284,58 +259,41 @@ def test_a_delay_with_accumulation_applies_the_last_result_too(updates: int) -> 
     for step in range(2 * updates):
         optimizer.apply([gradient(hvd.rank(), step)], [variable])
     assert hvd.catch_up(optimizer) == 1
-    every = [gradient(rank, step).numpy() for rank in range(hvd.size()) for step in range(2 * updates)]
-    np.testing.assert_allclose(variable.numpy(), -sum(every), rtol=1e-6)
+    np.testing.assert_allclose(variable.numpy(), -total(range(2 * updates)), rtol=1e-6)
 
 
-class StopsEarly(keras.callbacks.Callback):
-    """Ends training after the third batch."""
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_fit_with_a_delay_applies_the_last_result_too(stopped: bool) -> None:
+    model = linear(6)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0), delay=1), loss="mse")
+    seen: list[int] = []
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.model.stop_training = batch == 2
+    class Stops(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append(batch)
+            self.model.stop_training = stopped and batch == 2
 
-
-def test_a_fit_that_is_stopped_applies_the_last_result_too() -> None:
-    def updates(delay: int) -> int:
-        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1)])
-        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0), delay=delay), loss="mse")
-        x = np.random.default_rng(hvd.rank()).normal(size=(64, 6))
-        ends = [*hvd.callbacks.synchronized(), StopsEarly()]
-        model.fit(x, x.sum(1), batch_size=8, epochs=2, verbose=0, callbacks=ends)
-        return int(model.optimizer.iterations)
-
-    assert updates(1) == updates(0) < 8
-
-
-def test_fit_with_a_delay_applies_the_last_result_too() -> None:
-    def trained(delay: int) -> list[np.ndarray]:
-        keras.utils.set_random_seed(7)
-        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1)])
-        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0), delay=delay), loss="mse")
-        x = np.random.default_rng(hvd.rank()).normal(size=(64, 6))
-        # gradients at one place: with a learning rate of 0 in the steps, only their number counts
-        model.fit(x, x.sum(1), batch_size=8, epochs=2, verbose=0, callbacks=hvd.callbacks.synchronized())
-        return [np.asarray(model.optimizer.iterations)]
-
-    assert trained(1) == trained(0)
+    x = np.random.default_rng(hvd.rank()).normal(size=(64, 6))
+    ends = [*hvd.callbacks.synchronized(), Stops()]
+    model.fit(x, x.sum(1), batch_size=8, epochs=2, verbose=0, callbacks=ends)
+    assert int(model.optimizer.iterations) == len(seen)
+    assert len(seen) < 8 if stopped else len(seen) == 16
 
 
-@pytest.mark.parametrize("options", [{"sync": "solo"}, {"sync": "majority"}, {"delay": 1}])
-@pytest.mark.parametrize("graph", [False, True])
-def test_a_tape_reduces_so_too(options: dict[str, Any], graph: bool) -> None:
+@pytest.mark.parametrize("options", [{"sync": "solo"}, {"delay": 1}])
+def test_a_tape_in_a_function_reduces_so_too(options: dict[str, Any]) -> None:
     variable = tf.Variable([1.0, 2.0])
     plain = keras.optimizers.SGD(0.1)
+    plain.build([variable])
 
+    @tf.function
     def step(scale: tf.Tensor) -> None:
         with hvd.DistributedGradientTape(tf.GradientTape(), staleness=0, **options) as tape:
             loss = scale * tf.reduce_sum(variable * variable)
         plain.apply([tape.gradient(loss, variable)], [variable])
 
-    wrapped: Callable[..., Any] = tf.function(step) if graph else step
-    with tf.init_scope():
-        plain.build([variable])
     for number in range(3):
-        wrapped(tf.constant(float(hvd.rank() + number + 1)))
+        step(tf.constant(float(hvd.rank() + number + 1)))
     assert equal_on_all_ranks(digest([variable]))
     expected, mean = np.array([1.0, 2.0], np.float32), (hvd.size() + 1) / 2
     late = np.zeros(2)
@@ -345,16 +303,6 @@ def test_a_tape_reduces_so_too(options: dict[str, Any], graph: bool) -> None:
         expected = expected - 0.1 * own
     # on 3 ranks the weights of some step are 0, but for rounding
     np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_embeddings_travel_dense() -> None:
-    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Embedding(7, 2), keras.layers.Flatten()])
-    model.add(keras.layers.Dense(1))
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), sync="majority"), loss="mse")
-    x = np.random.default_rng(hvd.rank()).integers(0, 7, (32, 3))
-    model.fit(x, x.sum(1), batch_size=8, verbose=0, callbacks=hvd.callbacks.synchronized())
-    assert channels(model.optimizer)[0].kinds == "ddd"
-    assert equal_on_all_ranks(digest(model.get_weights()))
 
 
 def test_a_gradient_that_was_not_there_in_the_first_step_is_refused() -> None:

@@ -16,7 +16,7 @@ from hvd_ext.keras.checkpoint import optimizer_states
 from hvd_ext.state import folder, manifest
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.topk_jobs import OPTIONS, gradients, variables
-from tests.ranks.training import data, model
+from tests.ranks.training import checkpoint, data, model, shared
 
 pytestmark = [
     pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks"),
@@ -26,22 +26,6 @@ pytestmark = [
 WITHOUT, WITH = (
     f"trained {word} momentum_correction until now: momentum restarts from zero" for word in ("without", "with")
 )
-
-
-def test_switching_momentum_correction_between_two_jobs_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
-    own, everyone = [tf.constant(one) for one in gradients(hvd.rank(), 0)[:1]], []
-    for correction in (True, False):
-        weights = variables()[:1]
-        made = hvd.TopK(**OPTIONS, momentum_correction=correction)
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.5), compression=made)
-        optimizer.apply(own, weights)
-        (kept,) = optimizer._hvd_ext_reducer.sets
-        everyone = everyone or hvd.allgather_object(kept.save())
-    with caplog.at_level(logging.WARNING, "hvd_ext"):
-        kept.load(everyone[hvd.rank()], lambda: iter(everyone))
-    assert (WITH in caplog.text) == (hvd.rank() == 0)
-
-
 CORRECTED = hvd.TopK(**OPTIONS, momentum_correction=True)
 PLAIN = hvd.TopK(**OPTIONS, momentum_correction=False)
 LOST = "it was saved with TopK, and its residuals are lost; call hvd_ext.flush() before saving"
@@ -53,9 +37,7 @@ def job_of(compression: Any, directory: Path, *, scaled: bool = False) -> tuple[
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=8.0)
     wrapped = hvd.DistributedOptimizer(optimizer, name="ours", compression=compression)
     made.compile(wrapped, "mse", run_eagerly=True)
-    checkpoint = hvd.callbacks.Checkpoint(directory)
-    checkpoint.set_model(made)
-    return made, checkpoint
+    return made, checkpoint(made, directory)
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -67,39 +49,30 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return told
 
 
-@pytest.mark.parametrize("scaled", [False, True], ids=["no scale", "loss scale"])
-@pytest.mark.parametrize(
-    ("first", "second", "words"),
-    [
-        (None, CORRECTED, [WITHOUT]),
-        (PLAIN, CORRECTED, [WITHOUT]),
-        (CORRECTED, None, [LOST, WITH]),
-        (PLAIN, None, [LOST]),
-        (None, None, []),
-        (None, PLAIN, []),
-        (CORRECTED, CORRECTED, []),
-    ],
-    ids=[
-        "dense, corrected",
-        "plain, corrected",
-        "corrected, dense",
-        "plain, dense",
-        "dense",
-        "dense, plain",
-        "corrected",
-    ],
-)
+CHANGES = {
+    "dense, corrected": (None, CORRECTED, [WITHOUT], False),
+    "plain, corrected, loss scale": (PLAIN, CORRECTED, [WITHOUT], True),
+    "corrected, plain": (CORRECTED, PLAIN, [WITH], False),
+    "corrected, dense": (CORRECTED, None, [LOST, WITH], False),
+    "corrected, dense, loss scale": (CORRECTED, None, [LOST, WITH], True),
+    "plain, dense": (PLAIN, None, [LOST], False),
+    "dense, plain": (None, PLAIN, [], False),
+    "corrected, loss scale": (CORRECTED, CORRECTED, [], True),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "words", "scaled"), CHANGES.values(), ids=CHANGES)
 def test_what_a_checkpoint_of_another_way_to_send_cannot_go_on_with_is_said_aloud(
     first: Any, second: Any, words: list[str], scaled: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    directory = Path(hvd.broadcast_object(str(tmp_path / "job")))
-    made, checkpoint = job_of(first, directory, scaled=scaled)
-    assert checkpoint.restore() == (0, 0)
+    directory = shared(tmp_path)
+    made, callback = job_of(first, directory, scaled=scaled)
+    assert callback.restore() == (0, 0)
     made.train_on_batch(*data(hvd.rank(), 4))
-    checkpoint.save(1)
-    made, checkpoint = job_of(second, directory, scaled=scaled)
+    callback.save(1)
+    made, callback = job_of(second, directory, scaled=scaled)
     with caplog.at_level(logging.WARNING, "hvd_ext"):
-        assert checkpoint.restore() == (1, 0)
+        assert callback.restore() == (1, 0)
         made.train_on_batch(*data(hvd.rank(), 4, 1))
     if hvd.size() == 1:  # on one host all is sent
         words = [word for word in words if word != LOST]
@@ -109,15 +82,15 @@ def test_what_a_checkpoint_of_another_way_to_send_cannot_go_on_with_is_said_alou
 def test_a_momentum_that_began_anew_is_not_said_so_twice_and_does_not_come_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    directory = Path(hvd.broadcast_object(str(tmp_path / "job")))
+    directory = shared(tmp_path)
     for epoch, compression in enumerate((None, CORRECTED, CORRECTED, None)):
         caplog.clear()
-        made, checkpoint = job_of(compression, directory)
+        made, callback = job_of(compression, directory)
         with caplog.at_level(logging.WARNING, "hvd_ext"):
-            assert checkpoint.restore() == (epoch, 0)
+            assert callback.restore() == (epoch, 0)
             slots = [np.any(slot) for slot in made.optimizer.momentums]
             made.train_on_batch(*data(hvd.rank(), 4, epoch))
-        checkpoint.save(epoch + 1)
+        callback.save(epoch + 1)
         told = [one for one in warnings_of(caplog) if not one.endswith(LOST)]
         assert told == ([], [f"ours: {WITHOUT}"], [], [f"ours: {WITH}"])[epoch]
         assert any(slots) == (epoch == 1)
@@ -131,7 +104,10 @@ def test_slots_that_no_step_reads_are_emptied_and_those_of_other_dtypes_go_on(
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.5), compression=CORRECTED)
     optimizer.build(weights)
     own = [tf.constant(gradients(hvd.rank(), 0)[0]), tf.zeros(3, tf.float64)]
-    step = lambda: optimizer.apply(own, weights)  # noqa: E731 - as short as its meaning
+
+    def step() -> None:
+        optimizer.apply(own, weights)
+
     apply = tf.function(step, autograph=False) if traced else step
     ours, keras_own = optimizer.momentums
     for number, told in enumerate((True, False, True)):
@@ -151,11 +127,11 @@ def test_slots_that_no_step_reads_are_emptied_and_those_of_other_dtypes_go_on(
 def test_where_the_number_of_ranks_was_another_a_momentum_that_ends_is_read_from_their_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    directory = Path(hvd.broadcast_object(str(tmp_path / "job")))
-    made, checkpoint = job_of(CORRECTED, directory)
-    assert checkpoint.restore() == (0, 0)
+    directory = shared(tmp_path)
+    made, callback = job_of(CORRECTED, directory)
+    assert callback.restore() == (0, 0)
     made.train_on_batch(*data(hvd.rank(), 4))
-    checkpoint.save(1)
+    callback.save(1)
     path = folder.path_of(directory, 1)
     made, _ = job_of(None, directory)
     found = manifest.read(path)

@@ -1,4 +1,4 @@
-"""What sparse steps leave survives: in checkpoints, on other shapes of the job, and when channels change."""
+"""What sparse steps leave survives: in checkpoints, on other shapes of the job, and when gradients come and go."""
 
 from __future__ import annotations
 
@@ -12,13 +12,25 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext import state
+from hvd_ext import Compression, state
 from hvd_ext.errors import CheckpointError, InvalidError, MismatchError
+from hvd_ext.keras.checkpoint import optimizer_states
 from hvd_ext.keras.optimizers.optimizer import channels
-from hvd_ext.state import arrays, folder, manifest
+from tests.ranks.compare import assert_close, assert_equal
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.topk_jobs import OPTIONS, SHAPES, apply, gradients, restart, variables
-from tests.ranks.training import FEATURES, TARGETS, data, fill, values
+from tests.ranks.topk_jobs import (
+    OPTIONS,
+    SHAPES,
+    apply,
+    averaged,
+    gradients,
+    hosts_of,
+    nothing,
+    restart,
+    step_of,
+    variables,
+)
+from tests.ranks.training import checkpoint, data, model, shared, values
 
 pytestmark = [
     pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks"),
@@ -26,124 +38,56 @@ pytestmark = [
 ]
 
 
-def model(**options: Any) -> keras.Model:
-    made = keras.Sequential([keras.layers.Input((FEATURES,)), keras.layers.Dense(8), keras.layers.Dense(TARGETS)])
-    fill(made.weights)
-    momentum = 0.5 if options.get("momentum_correction") else 0.0
-    optimizer = keras.optimizers.SGD(0.125, momentum=momentum)
-    made.compile(
-        hvd.DistributedOptimizer(optimizer, compression=hvd.TopK(**{**OPTIONS, **options})), "mse", run_eagerly=True
-    )
+def compiled() -> keras.Model:
+    made = model()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.125), compression=hvd.TopK(**OPTIONS))
+    made.compile(optimizer, "mse", run_eagerly=True)
     return made
 
 
-def train(made: keras.Model, steps: int, salt: int = 0) -> None:
+def train(made: keras.Model, steps: int, salt: int = 0) -> keras.Model:
     for step in range(steps):
         made.train_on_batch(*data(hvd.rank(), 4, salt + step))
+    return made
 
 
-def checkpoint(made: keras.Model, folder: Path) -> hvd.callbacks.Checkpoint:
-    found = hvd.callbacks.Checkpoint(folder)
-    found.set_model(made)
-    return found
+def take_nothing(made: keras.Model) -> None:
+    """Take a step of zeros, which applies what waits if a flush was asked for."""
+    apply(made.optimizer, nothing([weight.shape for weight in made.trainable_weights]), made.trainable_weights)
 
 
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """One directory for all ranks."""
-    return Path(hvd.broadcast_object(str(tmp_path / "job")))
+def wrapped(weights: list[keras.Variable], **options: Any) -> keras.optimizers.Optimizer:
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=hvd.TopK(**OPTIONS, **options))
+    optimizer.build(weights)
+    return optimizer
 
 
-def test_on_the_same_shape_training_goes_on_bit_for_bit(shared: Path) -> None:
-    options = {"momentum_correction": True, "warmup": hvd.Warmup(3, densities=(0.5, 0.25))}
-    whole = model(**options)
-    train(whole, 4)
-    saved = checkpoint(whole, shared)
-    assert saved.restore() == (0, 0)
-    saved.save(1)
-    train(whole, 2, salt=4)
-    second = model(**options)
-    fill(second.weights, salt=3)
-    assert checkpoint(second, shared).restore() == (1, 0)
-    train(second, 2, salt=4)
-    for got, wanted in zip(values(second.weights), values(whole.weights), strict=True):
-        np.testing.assert_array_equal(got, wanted)
-    # a model that begins at the same weights with nothing waiting becomes another
-    third = model(**options)
-    assert checkpoint(third, shared).restore() == (1, 0)
-    third.optimizer._hvd_ext_reducer.restore({})
-    third.optimizer._hvd_ext_reducer._sets.clear()
-    train(third, 2, salt=4)
-    same = [np.array_equal(*pair) for pair in zip(values(third.weights), values(whole.weights), strict=True)]
-    assert hvd.size() == 1 or not all(same)
-
-
-def test_on_other_hosts_the_sum_of_what_waits_is_the_same(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = model()
-    train(first, 3)
-    checkpoint(first, shared).save(1)
-    zeros = [np.zeros(weight.shape, np.float32) for weight in first.trainable_weights]
+def test_on_other_hosts_the_sum_of_what_waits_is_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory, first = shared(tmp_path), train(compiled(), 3)
+    checkpoint(first, directory).save(1)
     hvd.flush(first.optimizer)
-    first.optimizer.apply([tf.constant(zero) for zero in zeros], first.trainable_weights)
+    take_nothing(first)
     restart([hvd.size()])  # all ranks on one host: other shares
-    second = model()
+    second = compiled()
     with caplog.at_level(logging.INFO, "hvd_ext"):
-        assert checkpoint(second, shared).restore() == (1, 0)
-        # nothing is dropped on one host: what waits is applied at once
-        second.optimizer.apply([tf.constant(zero) for zero in zeros], second.trainable_weights)
-    for got, wanted in zip(values(second.weights), values(first.weights), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-7)
+        assert checkpoint(second, directory).restore() == (1, 0)
+        take_nothing(second)  # nothing is dropped on one host: what waits is applied at once
+    assert_close(second.weights, first.weights)
     if hvd.size() > 1 and hvd.rank() == 0:
         assert "residuals and velocities are redistributed over 2 ranks" in caplog.text
 
 
-def test_what_was_restored_is_saved_again_before_a_step(shared: Path) -> None:
-    first = model()
-    train(first, 3)
-    checkpoint(first, shared).save(1)
-    for epoch in (1, 2):
-        made = model()
-        one = checkpoint(made, shared)
-        assert one.restore() == (epoch, 0)
-        one.save(epoch + 1)
+def test_what_was_restored_is_saved_again_before_a_step(tmp_path: Path) -> None:
+    directory, first = shared(tmp_path), train(compiled(), 3)
+    checkpoint(first, directory).save(1)
     train(first, 1, salt=3)
+    for epoch in (1, 2, 3):
+        made = compiled()
+        callback = checkpoint(made, directory)
+        assert callback.restore() == (epoch, 0)
+        callback.save(epoch + 1)
     train(made, 1, salt=3)
-    for got, wanted in zip(values(made.weights), values(first.weights), strict=True):
-        np.testing.assert_array_equal(got, wanted)
-    last = model()
-    assert checkpoint(last, shared).restore() == (3, 0)
-    train(last, 1, salt=3)
-    for got, wanted in zip(values(last.weights), values(first.weights), strict=True):
-        np.testing.assert_array_equal(got, wanted)
-
-
-def test_a_checkpoint_of_twice_as_many_ranks_is_read_by_all(shared: Path) -> None:
-    first = model()
-    train(first, 3)
-    checkpoint(first, shared).save(1)
-    if hvd.rank() == 0:  # every old rank has a twin
-        path = folder.path_of(shared, 1)
-        found, size = manifest.read(path), hvd.size()
-        for rank in range(size):
-            with (path / manifest.rank_file(rank)).open("rb") as file:
-                sections = arrays.read(file)
-            sections["state:top-k: optimizer 0, variables 0"]["ranks"] = np.array(2 * size)
-            for twin in (rank, rank + size):
-                with (path / manifest.rank_file(twin)).open("wb") as file:
-                    arrays.write(file, sections)
-        files = [manifest.described(path / manifest.rank_file(rank)) for rank in range(2 * size)]
-        twice = found.model_copy(update={"ranks": 2 * size, "files": [found.files[0], *files]})
-        (path / manifest.FILE).write_text(twice.text(), encoding="utf-8")
-    hvd.barrier()
-    second = model()
-    assert checkpoint(second, shared).restore() == (1, 0)
-    for made in (first, second):  # twice the sum for half as many ranks is the same update
-        hvd.flush(made.optimizer)
-        zeros = [tf.zeros(weight.shape) for weight in made.trainable_weights]
-        made.optimizer.apply(zeros, made.trainable_weights)
-    for got, wanted in zip(values(second.weights), values(first.weights), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-7)
-    assert not any(np.array_equal(*pair) for pair in zip(values(first.weights), values(model().weights), strict=True))
+    assert_equal(made.weights, first.weights)
 
 
 def states_of(ranks: int) -> list[dict[str, np.ndarray]]:
@@ -160,17 +104,16 @@ def states_of(ranks: int) -> list[dict[str, np.ndarray]]:
 
 def test_of_another_number_of_ranks_every_update_that_waits_is_kept() -> None:
     weights, states = variables(), states_of(4)
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=hvd.TopK(**OPTIONS))
+    optimizer = wrapped(weights)
     optimizer._hvd_ext_reducer.restore({0: (None, lambda: iter(states))})
-    apply(optimizer, [np.zeros(shape, np.float32) for shape in SHAPES], weights)  # a flush was asked for
-    expected = [np.zeros(shape, np.float32).reshape(-1) for shape in SHAPES]
+    apply(optimizer, nothing(), weights)  # a flush was asked for
+    expected = [one.reshape(-1) for one in nothing()]
     for saved in states:
         for key, array in saved.items():
             if "/" in key:
                 _, tensor, offset, _ = key.split("/")
                 expected[int(tensor)][int(offset) : int(offset) + array.size] -= array / 4
-    for got, wanted in zip(values(weights), expected, strict=True):
-        np.testing.assert_array_equal(got.reshape(-1), wanted)
+    assert_equal([one.reshape(-1) for one in values(weights)], expected)
     assert optimizer._hvd_ext_reducer.sets[0].feedback.steps == 8
 
 
@@ -183,30 +126,12 @@ def test_files_that_a_rank_cannot_read_are_named_and_training_begins_with_nothin
         return iter(states_of(4))
 
     weights = variables()
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=hvd.TopK(**OPTIONS))
+    optimizer = wrapped(weights)
     optimizer._hvd_ext_reducer.restore({0: (None, everyone)})
-    apply(optimizer, [np.zeros(shape, np.float32) for shape in SHAPES], weights)
+    apply(optimizer, nothing(), weights)
     assert not any(np.any(weight) for weight in values(weights))
     if hvd.rank() == 0:
         assert "rank-00001.npz cannot be read; save to a disk that all ranks share" in caplog.text
-
-
-def test_a_variable_whose_gradient_comes_later_takes_nothing_from_the_others() -> None:
-    weights = variables()
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=hvd.TopK(**OPTIONS))
-    total = [np.zeros(shape, np.float64) for shape in SHAPES]
-    for step in range(3):
-        present = (0,) if step == 0 else (0, 1, 2)
-        own = gradients(hvd.rank(), step)
-        optimizer.apply([tf.constant(own[index]) if index in present else None for index in range(3)], weights)
-        for rank in range(hvd.size()):
-            for index in present:
-                total[index] += gradients(rank, step)[index]
-    assert len(channels(optimizer)) == 2
-    hvd.flush(optimizer)
-    apply(optimizer, [np.zeros(shape, np.float32) for shape in SHAPES], weights)
-    for got, wanted in zip(values(weights), total, strict=True):
-        np.testing.assert_allclose(got, -wanted / hvd.size(), rtol=1e-6)
 
 
 def test_tapes_keep_what_waits_too_and_it_is_registered() -> None:
@@ -256,19 +181,15 @@ def test_weights_that_differ_are_found_and_named() -> None:
     with pytest.raises(MismatchError, match="'v1' must have the same bits on all ranks; rank 1 has"):
         apply(optimizer, gradients(hvd.rank(), 1), weights)
 
-    @tf.function(autograph=False)
-    def step(*own: tf.Tensor) -> None:
-        optimizer.apply(list(own), weights)
-
-    own = [tf.constant(one) for one in gradients(hvd.rank(), 2)]
-    step(*own)
+    step, own = step_of(optimizer, weights), gradients(hvd.rank(), 2)
+    step(own)
     with pytest.raises(tf.errors.InvalidArgumentError, match="'v1' must have the same bits on all ranks"):
-        step(*own)
+        step(own)
 
 
 def test_with_a_loss_scale_what_waits_is_in_plain_units() -> None:
-    options = hvd.TopK(0.125, min_elements=10, wire="fp32", momentum_correction=True)
-    found = []
+    options = hvd.TopK(**OPTIONS, momentum_correction=True)
+    trained = []
     for scale in (1.0, 8.0):
         inner = keras.optimizers.SGD(1.0, momentum=0.5)
         made = keras.optimizers.LossScaleOptimizer(inner, initial_scale=scale, dynamic_growth_steps=2)
@@ -282,17 +203,16 @@ def test_with_a_loss_scale_what_waits_is_in_plain_units() -> None:
             optimizer.apply([one * current for one in own], weights)
         assert not any(np.any(slot.numpy()) for slot in inner.momentums)
         assert (inner.get_config()["momentum"], int(inner.iterations.numpy())) == (0.5, 4)
-        found.append(values(weights))
-    for got, wanted in zip(*found, strict=True):
-        np.testing.assert_array_equal(got, wanted)
+        trained.append(values(weights))
+    assert_equal(*trained)
 
 
 def test_on_one_host_it_is_said_once_that_nothing_is_selected(caplog: pytest.LogCaptureFixture) -> None:
     restart([hvd.size()])
     with caplog.at_level(logging.WARNING, "hvd_ext"):
         for _ in range(2):
-            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=hvd.TopK(**OPTIONS))
-            apply(optimizer, gradients(hvd.rank(), 0), variables())
+            weights = variables()
+            apply(wrapped(weights), gradients(hvd.rank(), 0), weights)
     said = [one for one in caplog.messages if "TopK changes nothing in this job" in one]
     assert len(said) == (hvd.rank() == 0)
     assert all(f"there is one host ({hvd.size()} rank" in one for one in said)
@@ -301,3 +221,97 @@ def test_on_one_host_it_is_said_once_that_nothing_is_selected(caplog: pytest.Log
 def test_what_cannot_be_flushed_is_refused() -> None:
     with pytest.raises(InvalidError, match="flush .*other optimizers keep no gradients back"):
         hvd.flush(hvd.DistributedOptimizer(keras.optimizers.SGD()))
+
+
+@pytest.mark.parametrize(("traced", "first"), [(False, "both"), (True, "both"), (True, "alone")])
+def test_what_waits_is_applied_although_its_variable_has_no_gradient_now(traced: bool, first: str) -> None:
+    """A flush holds for each traced function that has a channel of its own, as those that begin with one variable."""
+    weights, given = variables()[::2], nothing()[::2]  # the vector would travel whole
+    optimizer = wrapped(weights)
+    step = step_of(optimizer, weights, traced)
+    for number in range(6):
+        there = (1, (number + (first == "both")) % 2)
+        step([one if has else None for one, has in zip(gradients(hvd.rank(), number)[::2], there, strict=True)])
+        for total, one, has in zip(given, averaged(number)[::2], there, strict=True):
+            total += one * has
+    assert len(channels(optimizer)) == 2 or first == "both"
+    hvd.flush(optimizer)
+    step(nothing()[::2])
+    step([nothing()[0], None] if first == "alone" else nothing()[::2])
+    assert_equal(weights, [-total for total in given])
+
+
+def test_the_compression_of_the_job_does_not_round_what_is_selected_from() -> None:
+    restart(hosts_of(hvd.size()), compression=Compression.fp16)
+    weights = variables()[:1]
+    optimizer = wrapped(weights)
+    fine = np.float32(1 + 2**-16)  # float16 has no such value
+    optimizer.apply([tf.constant(gradients(hvd.rank(), 0)[0] * fine)], weights)
+    hvd.flush(optimizer)
+    optimizer.apply([tf.zeros_like(weights[0])], weights)
+    np.testing.assert_array_equal(-weights[0].numpy(), averaged(0)[0] * fine)
+
+
+def test_accumulation_under_a_loss_scale_is_refused() -> None:
+    inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+    with pytest.raises(InvalidError, match="every pass of a gradient accumulation is reduced"):
+        hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(inner), compression=hvd.TopK())
+
+
+def test_a_clip_of_gradients_whose_norm_overflows_leaves_the_step_out() -> None:
+    weights = variables()[:1]
+    optimizer = wrapped(weights, clip=1.0)
+    optimizer.apply([tf.fill(SHAPES[0], 3e19 if hvd.rank() == 0 else 0.0)], weights)
+    assert optimizer._hvd_ext_reducer.sets[0].feedback.skipped == 1
+    assert int(optimizer.iterations) == 0
+
+
+def test_what_waits_at_a_shutdown_is_lost_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
+    weights = variables()[:1]
+    optimizer = wrapped(weights)
+    optimizer.apply([tf.constant(gradients(hvd.rank(), 0)[0])], weights)
+    restart(hosts_of(hvd.size()))
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        optimizer.apply([tf.constant(gradients(hvd.rank(), 1)[0])], weights)
+    assert "hvd_ext was shut down, and the residuals are lost" in caplog.text
+
+
+def test_ranks_that_have_counted_differently_meet_in_the_check() -> None:
+    weights = variables()[:1]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), check_every=2)
+    optimizer.build(weights)
+    optimizer.iterations.assign(5 + hvd.rank())
+    own = [tf.zeros_like(weights[0])]
+    optimizer.apply(own, weights)
+    if hvd.size() == 1:
+        optimizer.apply(own, weights)
+        return
+    with pytest.raises(MismatchError, match="'iterations' must have the same bits on all ranks; rank 1 has"):
+        optimizer.apply(own, weights)
+
+
+def test_what_is_restored_replaces_what_waits_in_every_channel() -> None:
+    weights = variables()[::2]
+    optimizer = wrapped(weights)
+    step = step_of(optimizer, weights)
+    first, second = gradients(hvd.rank(), 0)[::2]
+    step([first, None])
+    step([first, second])
+    (kept,) = optimizer._hvd_ext_reducer.sets
+    saved = kept.save()
+    step([first, None])
+    assert len(kept.channels) == 2
+    kept.load(saved, lambda: iter(()))
+    again = kept.save()
+    assert saved.keys() == again.keys()
+    assert all(np.array_equal(saved[key], again[key]) for key in saved)
+
+
+def test_a_save_before_the_first_step_says_what_it_cannot_have(caplog: pytest.LogCaptureFixture) -> None:
+    made = model()
+    made.compile(wrapped(variables()[:1]), "mse")
+    made.optimizer._hvd_ext_reducer.restore({0: (None, lambda: iter(()))})  # of another number of ranks
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        assert optimizer_states.collect(made) == {}
+    said = "saved before its first step on another number of ranks: what the ranks carry over (top-k) is not in"
+    assert (said in caplog.text) == (hvd.rank() == 0)

@@ -12,7 +12,9 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
+from tests.ranks.compare import assert_close
 from tests.ranks.conftest import LAUNCHED_SIZE
+from tests.ranks.training import assert_same_bits_on_all_ranks
 
 BATCH, STEPS = 4, 6
 
@@ -39,12 +41,11 @@ def embedding() -> list[Any]:
     return [keras.Input((6,)), ids, layers.Embedding(9, 3), layers.Flatten(), layers.Dense(1, "sigmoid")]
 
 
-SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
+SGD, AdamW = keras.optimizers.SGD, keras.optimizers.AdamW
 # what is trained, by an optimizer that is made anew for each model
 HOW: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "momentum": (lambda: SGD(0.1, 0.9), {}),
-    "global_clipnorm": (lambda: Adam(0.01, global_clipnorm=0.1), {}),
-    "weight decay and EMA": (lambda: keras.optimizers.AdamW(0.01, 0.1, use_ema=True), {}),
+    "clipping, decay and EMA": (lambda: AdamW(0.01, 0.1, use_ema=True, global_clipnorm=0.1), {}),
     "accumulation": (lambda: SGD(0.1, gradient_accumulation_steps=2), {}),
     "top-k until": (
         lambda: SGD(0.1, 0.9),
@@ -52,8 +53,10 @@ HOW: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     ),
     "delay": (lambda: SGD(0.1), {"delay": 1}),
     "LARS": (lambda: hvd.optimizers.LARS(0.5, 0.9), {}),
-    "a loss scale that grows": (lambda: keras.optimizers.LossScaleOptimizer(SGD(0.1), dynamic_growth_steps=2), {}),
-    "a loss scale too large": (lambda: keras.optimizers.LossScaleOptimizer(SGD(0.1), initial_scale=1e38), {}),
+    "a loss scale too large, then one that grows": (
+        lambda: keras.optimizers.LossScaleOptimizer(SGD(0.1), initial_scale=1e38, dynamic_growth_steps=2),
+        {},
+    ),
     "a fixed loss scale": (lambda: SGD(0.1, loss_scale_factor=1e6), {"compression": hvd.Compression.fp16}),
     "partial rounds": (lambda: SGD(0.1), {"sync": "quorum", "quorum": LAUNCHED_SIZE}),
     "top-k with a loss scale": (
@@ -62,84 +65,64 @@ HOW: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     ),
     "sparse gradients": (lambda: SGD(0.1), {}),
 }
+# the functions that XLA compiles, where not both halves
+HALVES = {
+    "accumulation": ["divided"],  # the update is Keras' own, in a condition
+    "sparse gradients": ["divided"],  # rows without a fixed number
+}
 
 
-def trained(how: str, rank: int, jit_compile: bool) -> tuple[keras.Model, list[Any]]:
-    """Train a model; give it and the logs of its epochs."""
+def compiled(how: str, built: bool = True, **options: Any) -> keras.Model:
     keras.utils.set_random_seed(5)
-    make, options = HOW[how]
-    model = keras.Sequential(embedding() if how == "sparse gradients" else network()[jit_compile:])
-    optimizer = hvd.DistributedOptimizer(make(), **options)
-    model.compile(optimizer, "binary_crossentropy", metrics=["accuracy"], jit_compile=jit_compile)
-    x, y = data(rank)
-    history = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
-    return model, [history.history[name] for name in ("loss", "accuracy")]
+    make, keywords = HOW[how]
+    model = keras.Sequential(embedding() if how == "sparse gradients" else network()[not built :])
+    optimizer = hvd.DistributedOptimizer(make(), **keywords)
+    model.compile(optimizer, "binary_crossentropy", metrics=["accuracy"], **options)
+    return model
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_a_step_in_two_halves_trains_as_one_without_xla(how: str, rank: int) -> None:
-    plain, plain_logs = trained(how, rank, False)
-    ours, logs = trained(how, rank, True)
-    assert ours.jit_compile  # for evaluate and predict
-    np.testing.assert_allclose(logs, plain_logs, rtol=1e-3)
-    for weight, wanted in zip(ours.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(weight, wanted, rtol=1e-3, atol=1e-4)
-    weights = [one.numpy() for one in ours.trainable_variables]
-    for theirs in hvd.allgather_object(weights):
-        for one, other in zip(weights, theirs, strict=True):
-            np.testing.assert_array_equal(one, other)
+def fit(model: keras.Model, rank: int) -> list[float]:
+    """Train; give what is logged."""
+    history = model.fit(*data(rank), batch_size=BATCH, shuffle=False, verbose=0).history
+    return [*history["loss"], *history["accuracy"]]
 
 
-@pytest.mark.parametrize(
-    ("how", "halves"),
-    [
-        ("momentum", ["divided", "update"]),
-        ("top-k until", ["divided", "update"]),
-        ("a loss scale that grows", ["divided", "update"]),
-        ("accumulation", ["divided"]),  # the update is Keras' own, in a condition
-        ("sparse gradients", ["divided"]),  # rows without a fixed number
-    ],
-)
-def test_both_halves_are_compiled_where_they_can_be(
-    how: str, halves: list[str], rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, plain = [], tf.function
+@pytest.mark.parametrize("how", [how for how in HOW if how != "momentum"])
+def test_a_step_in_two_halves_trains_as_one_without_xla(how: str, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, traces = [], tf.function
 
     def function(*given: Any, **options: Any) -> Any:
         if options.get("jit_compile"):
             asked.append(sys._getframe(1).f_code.co_name)
-        return plain(*given, **options)
+        return traces(*given, **options)
 
+    plain = compiled(how, run_eagerly=True)
+    expected = fit(plain, rank)
     monkeypatch.setattr(tf, "function", function)
-    trained(how, rank, True)
-    assert list(dict.fromkeys(asked)) == halves  # a step may be traced more than once
+    ours = compiled(how, built=False, jit_compile=True)
+    np.testing.assert_allclose(fit(ours, rank), expected, rtol=1e-3)
+    assert ours.jit_compile  # for evaluate and predict
+    # a step may be traced more than once
+    assert list(dict.fromkeys(asked)) == HALVES.get(how, ["divided", "update"])
+    assert_close(ours.weights, plain.weights, rtol=1e-3, atol=1e-4)
+    assert_same_bits_on_all_ranks(ours.trainable_variables)
 
 
-def test_batches_by_hand_and_several_steps_in_one_call_train_alike(rank: int) -> None:
-    x, y = data(rank)
-    found = []
-    for how in ("fit", "several", "by hand"):
-        keras.utils.set_random_seed(5)
-        model = keras.Sequential(network())
-        model.compile(
-            hvd.DistributedOptimizer(SGD(0.1, 0.9)),
-            "binary_crossentropy",
-            jit_compile=True,
-            steps_per_execution=3 if how == "several" else 1,
-        )
-        if how == "by hand":
-            for begin in range(0, len(x), BATCH):
-                model.train_on_batch(x[begin : begin + BATCH], y[begin : begin + BATCH])
-        else:
-            model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
-        found.append(model.get_weights())
-    for other in found[1:]:
-        for one, wanted in zip(other, found[0], strict=True):
-            np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("several", [False, True])
+def test_batches_by_hand_and_several_steps_in_one_call_train_alike(several: bool, rank: int) -> None:
+    plain = compiled("momentum", run_eagerly=True)
+    fit(plain, rank)
+    ours = compiled("momentum", jit_compile=True, steps_per_execution=3 if several else 1)
+    if several:
+        fit(ours, rank)
+    else:
+        x, y = data(rank)
+        for begin in range(0, len(x), BATCH):
+            ours.train_on_batch(x[begin : begin + BATCH], y[begin : begin + BATCH])
+    assert_close(ours.weights, plain.weights, rtol=1e-3, atol=1e-4)
 
 
 def test_a_step_that_fails_while_it_is_traced_leaves_nothing_behind(rank: int) -> None:
-
     def loss(labels: Any, values: Any) -> Any:
         raise ValueError("no loss")
 
@@ -196,8 +179,7 @@ def test_what_is_not_keras_own_is_not_divided(kind: type, make: type, rank: int)
     model.compile(hvd.DistributedOptimizer(make(0.1)), "mse", jit_compile=True)
     model.train_on_batch(*data(rank))
     assert not model.jit_compile
-    weights = [one.numpy().tolist() for one in model.trainable_variables]
-    assert all(theirs == weights for theirs in hvd.allgather_object(weights))
+    assert_same_bits_on_all_ranks(model.trainable_variables)
 
 
 def test_a_model_whose_layers_are_frozen_leaves_its_optimizer_unbuilt(rank: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,41 @@ class Expected:
 def apply(optimizer: keras.optimizers.Optimizer, own: Sequence[np.ndarray], to: Sequence[keras.Variable]) -> None:
     """Take a step with this rank's gradients."""
     optimizer.apply([tf.constant(one) for one in own], list(to))
+
+
+def step_of(
+    optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable], traced: bool = True
+) -> Callable[[Sequence[np.ndarray | None]], None]:
+    """Make a function that takes a step with gradients; None is a gradient that is not there.
+
+    Each set of gradients that are there has a traced function of its own.
+    """
+
+    @functools.cache
+    def of(present: tuple[bool, ...]) -> Callable[..., None]:
+        def step(*own: tf.Tensor) -> None:
+            rest = iter(own)
+            optimizer.apply([next(rest) if there else None for there in present], list(weights))
+
+        return tf.function(step, autograph=False) if traced else step
+
+    def call(own: Sequence[np.ndarray | None]) -> None:
+        of(tuple(one is not None for one in own))(*[tf.constant(one) for one in own if one is not None])
+
+    return call
+
+
+def summed(step: int, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[np.ndarray]:
+    """Give the sums of the ranks' gradients."""
+    every = [gradients(rank, step, shapes) for rank in range(hvd.size())]
+    return [np.sum(parts, axis=0, dtype=np.float32) for parts in zip(*every, strict=True)]
+
+
+def averaged(step: int, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[np.ndarray]:
+    """Give the averages of the ranks' gradients."""
+    return [total / np.float32(hvd.size()) for total in summed(step, shapes)]
+
+
+def nothing(shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[np.ndarray]:
+    """Give gradients of zeros: a step with them applies what waits after a flush, and else what is selected of it."""
+    return [np.zeros(shape, np.float32) for shape in shapes]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -86,3 +87,15 @@ def buckets_sent() -> int:
     from hvd_ext.job import runtime
 
     return runtime.current().engine.statistics().buckets
+
+
+def shared(folder: Path) -> Path:
+    """Give a folder that all ranks share: one in rank 0's `folder`."""
+    return Path(hvd.broadcast_object(str(folder / "job")))
+
+
+def checkpoint(made: keras.Model, directory: Path) -> hvd.callbacks.Checkpoint:
+    """Make the callback that saves and restores a model."""
+    callback = hvd.callbacks.Checkpoint(directory)
+    callback.set_model(made)
+    return callback
