@@ -8,7 +8,7 @@ namespace hvd_ext::test {
 namespace {
 
 void OnRanks(void (*contract)(Transport*)) {
-  for (int size : {1, 2, 3, 5, 8}) RunRanks(size, contract);
+  for (int size : {1, 2, 5}) RunRanks(size, contract);
 }
 
 TEST("threads: messages arrive whole") { OnRanks(MessagesArriveWhole); }
@@ -58,7 +58,7 @@ TEST("threads: the send of a message received without a copy ends when the recei
   CHECK(done);
 }
 
-TEST("threads: a request that is dropped is withdrawn") {
+TEST("threads: a request that is dropped is withdrawn, and may outlive the transport") {
   auto ranks = MakeThreadTransports(2);
   std::unique_ptr<Request> send, receive;
   char sent = 'x', received = 0;
@@ -72,12 +72,6 @@ TEST("threads: a request that is dropped is withdrawn") {
   CHECK_OK(ranks[0]->Send(1, 5, &sent, 1, &send));
   CHECK_OK(ranks[1]->Recv(0, 5, &received, 1, &receive));
   CHECK_EQ(received, 'x');
-}
-
-TEST("threads: a request outlives the transport") {
-  auto ranks = MakeThreadTransports(1);
-  std::unique_ptr<Request> send;
-  char sent = 'x';
   CHECK_OK(ranks[0]->Send(0, 5, &sent, 1, &send));
   ranks[0]->Close();
   ranks.clear();

@@ -251,6 +251,14 @@ void ShortMessagesAreReported(Transport* transport) {
   Meet(transport);
 }
 
+const std::vector<void (*)(Transport*)>& Contracts() {
+  static const std::vector<void (*)(Transport*)> contracts = {
+      MessagesArriveWhole,           MessagesOfOneTagKeepTheirOrder, TagsAreIndependent,
+      ControlMessagesKeepTheirOrder, DataAndControlDoNotMeet,        MessagesReceivedWithoutACopyStay,
+      ShortMessagesAreReported,      MessagesOfOtherRunsAreRefused};
+  return contracts;
+}
+
 void Meet(Transport* transport) {
   // By data messages, because a control message of the next test, from a rank that is ahead, may arrive during this
   // one.

@@ -1,6 +1,8 @@
 // What every transport must do. All ranks of a transport call each of these functions, on any number of ranks.
 #pragma once
 
+#include <vector>
+
 #include "engine/transport.h"
 
 namespace hvd_ext::test {
@@ -29,6 +31,9 @@ void ShortMessagesAreReported(Transport* transport);
 // A message of another run, or of another segment of it, is never given to a receive, however long it is: the receive
 // fails, and its words name both.
 void MessagesOfOtherRunsAreRefused(Transport* transport);
+
+// All of these that take little time.
+const std::vector<void (*)(Transport*)>& Contracts();
 
 // A barrier of all ranks, so that one test's messages do not reach into the next.
 void Meet(Transport* transport);

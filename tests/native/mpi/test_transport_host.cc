@@ -1,11 +1,4 @@
 // Shared memory between the processes of a job, run by mpirun on any number of ranks.
-#include <dirent.h>
-
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "engines.h"
 #include "harness.h"
 #include "ranks.h"
 #include "transport_contract.h"
@@ -26,15 +19,6 @@ std::shared_ptr<Transport> Fresh(int64_t capacity) {
 Transport* Shared() {
   static auto* transport = new std::shared_ptr<Transport>(Fresh(Arena::DefaultCapacity()));
   return transport->get();
-}
-
-int OpenFiles() {
-  int count = 0;
-  DIR* folder = opendir("/proc/self/fd");
-  CHECK(folder != nullptr);
-  while (readdir(folder) != nullptr) ++count;
-  closedir(folder);
-  return count;
 }
 
 TEST("host mpi: the ranks of one host share memory") {
@@ -64,33 +48,6 @@ TEST("host mpi: one rank without shared memory goes by MPI, the others share") {
   MessagesOfOneTagKeepTheirOrder(mixed.get());
   ControlMessagesKeepTheirOrder(mixed.get());
   MessagesReceivedWithoutACopyStay(mixed.get());
-}
-
-TEST("host mpi: engines start and stop again and again, and leave no file open") {
-  int before = -1;
-  for (int64_t generation = 1; generation <= 4; ++generation) {
-    // The second one has room for nearly nothing.
-    std::shared_ptr<Engine> engine;
-    CHECK_OK(Engine::Start(Fresh(generation == 2 ? 200 << 10 : 256 << 20), QuickConfig(), generation, &engine));
-    int rank = engine->rank(), size = engine->size();
-    int64_t ring = AddPlan(engine.get(), RingAllreduce(rank, size)),
-            star = AddPlan(engine.get(), StarAllreduce(rank, size));
-    for (int64_t elements : {0, 1, size - 1, size + 1, 100003, 5000001}) {
-      for (int64_t plan : {ring, star}) {
-        for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kInt64}) {
-          CallSpec spec = AllreduceSpec("x", plan, elements, dtype, ReduceOp::kAverage);
-          spec.segment_nbytes = elements > 1000000 ? 0 : 65536;
-          Result result = Call(engine.get(), spec, Input(dtype, elements, rank));
-          CHECK_OK(result.status);
-          CHECK(result.data == Reduced(dtype, ReduceOp::kAverage, elements, size));
-        }
-      }
-    }
-    CHECK(!engine->Stop());
-    engine.reset();
-    if (before < 0) before = OpenFiles();
-    CHECK_EQ(OpenFiles(), before);
-  }
 }
 
 }  // namespace
