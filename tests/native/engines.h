@@ -262,8 +262,10 @@ inline int Value(int rank, int64_t index, int seed = 0) {
   return static_cast<int>((rank * 11 + index * 7 + index / 13 + seed * 5) % 29) - 6;
 }
 
-inline std::string Tensor(DType dtype, int64_t elements, const std::function<int(int64_t)>& value) {
+template <typename Value>
+std::string Tensor(DType dtype, int64_t elements, const Value& value) {
   std::string bytes;
+  bytes.reserve(static_cast<size_t>(elements) * SizeOf(dtype));
   auto put = [&](auto x) { bytes.append(reinterpret_cast<const char*>(&x), sizeof(x)); };
   for (int64_t i = 0; i < elements; ++i) {
     const int v = value(i);
@@ -384,7 +386,9 @@ inline Collects CollectAll(Engine* engine, int64_t channel, const ChannelSpec& s
 inline Collects StartStep(Engine* engine, int64_t channel, const ChannelSpec& spec, int step,
                           std::vector<int64_t> order = {}) {
   const int64_t tensors = static_cast<int64_t>(spec.elements.size());
-  for (int64_t i = tensors; order.empty() && i-- > 0;) order.push_back(i);
+  if (order.empty()) {
+    for (int64_t i = tensors; i-- > 0;) order.push_back(i);
+  }
   CHECK_OK(engine->BeginStep(channel));
   int64_t ticket = 0;
   for (int64_t tensor : order) CHECK_OK(SubmitInput(engine, channel, spec, tensor, step, &ticket));

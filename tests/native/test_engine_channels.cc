@@ -86,7 +86,7 @@ TEST("channel: tensors may be submitted and collected by many threads at once, c
 }
 
 TEST("channel: threads that fill buckets at the same moment do not change the order of the buckets, on any rank") {
-  constexpr int kThreads = 8, kSteps = 40;
+  constexpr int kThreads = 8, kSteps = 30;
   OnEngines(2, [](int rank, Engine* engine) {
     const int64_t plan = AddPlan(engine, StarAllreduce(rank, 2));
     ChannelSpec spec = ChannelOf("racing", {1, 2, 3, 4, 5, 6, 7, 8}, {});
@@ -101,8 +101,7 @@ TEST("channel: threads that fill buckets at the same moment do not change the or
       for (int64_t tensor = 0; tensor < kThreads; ++tensor) {
         threads.emplace_back([&, tensor] {
           ++ready;
-          while (ready < kThreads) {
-          }
+          while (ready < kThreads) std::this_thread::yield();
           int64_t ticket = 0;
           CHECK_OK(SubmitInput(engine, channel, spec, tensor, step, &ticket));
         });
@@ -116,7 +115,7 @@ TEST("channel: threads that fill buckets at the same moment do not change the or
 // Bucket 0 has a large tensor between two small ones, and bucket 1 is one large tensor.
 ChannelSpec LargeSpec(int64_t plan) {
   return ChannelOf(
-      "large", {75001, 5, 70003, 7},
+      "large", {150001, 5, 140003, 7},
       {{DType::kFloat32, ReduceOp::kSum, plan, 40000, {1, 2, 3}}, {DType::kFloat32, ReduceOp::kSum, plan, 64000, {0}}});
 }
 

@@ -71,8 +71,9 @@ void AllFailWithBothNames(MakeTransports make) {
     CHECK(word.find("the ranks have counted their messages differently") != std::string::npos);
     // A call that has not begun on the rank that says so is known to it by its number only.
     std::set<std::string> runs;
-    for (size_t at = 0; (at = word.find("run ", at)) != std::string::npos; ++at) {
-      runs.insert(word.substr(at, word.find(" of lane 0", at) - at));
+    for (size_t at = 0; (at = word.find(" of lane 0", at)) != std::string::npos; ++at) {
+      const size_t begin = word.rfind("run ", at);
+      runs.insert(word.substr(begin, at - begin));
     }
     CHECK_EQ(runs.size(), size_t{2});
     CHECK(word.find("allreduce 'call") != std::string::npos);

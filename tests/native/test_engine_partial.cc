@@ -188,11 +188,13 @@ TEST("partial rounds: results are what a replay gives, and what was not given is
 }
 
 TEST("partial: a round that waits for a rank which has left, or closed the channel, fails on all ranks") {
+  Config config = QuickConfig();
+  config.leave_grace_s = 0.1;
   for (Sync sync : {Sync::kFull, Sync::kSolo, Sync::kQuorum}) {
     for (int gone : {0, 1, 2}) {
       for (bool closes : {false, true}) {
         std::atomic<int> told{0};
-        OnEngines(3, [&](int rank, Engine* engine) {
+        OnEngines(3, config, [&](int rank, Engine* engine) {
           const int64_t channel = OpenChannel(engine, PartialOfAll(engine, Rules(sync, 3, 1)));
           for (int64_t step = 1; step <= 2; ++step) CHECK_OK(StatusOfStep(engine, channel, step));
           CHECK_OK(Call(engine, BarrierSpec("all have two steps"), "").status);

@@ -7,23 +7,11 @@
 namespace hvd_ext::test {
 namespace {
 
-void OnRanks(void (*contract)(Transport*)) {
-  for (int size : {1, 2, 5}) RunRanks(size, contract);
+TEST("threads: the contract of a transport holds") {
+  for (int size : {1, 2, 5}) {
+    CheckContract([&](Contract part) { RunRanks(size, part); });
+  }
 }
-
-TEST("threads: messages arrive whole") { OnRanks(MessagesArriveWhole); }
-TEST("threads: messages of one tag keep their order") { OnRanks(MessagesOfOneTagKeepTheirOrder); }
-TEST("threads: the largest tag carries messages") { OnRanks(TheLargestTagCarriesMessages); }
-TEST("threads: tags are independent") { OnRanks(TagsAreIndependent); }
-TEST("threads: opposing large messages do not block") { RunRanks(3, OpposingLargeMessagesDoNotBlock); }
-TEST("threads: control messages keep their order") { OnRanks(ControlMessagesKeepTheirOrder); }
-TEST("threads: no control message means -1") { OnRanks(NoControlMessageMeansMinusOne); }
-TEST("threads: data and control do not meet") { OnRanks(DataAndControlDoNotMeet); }
-TEST("threads: messages received without a copy stay until the receiver lets go") {
-  OnRanks(MessagesReceivedWithoutACopyStay);
-}
-TEST("threads: messages of other runs are refused") { OnRanks(MessagesOfOtherRunsAreRefused); }
-TEST("threads: short messages are reported") { OnRanks(ShortMessagesAreReported); }
 
 TEST("threads: a send ends only when its receive has come") {
   auto ranks = MakeThreadTransports(2);

@@ -26,18 +26,9 @@ TEST("host mpi: the ranks of one host share memory") {
   CHECK_EQ(Shared()->Rings(), Shared()->size() > 1);
 }
 
-TEST("host mpi: messages arrive whole") { MessagesArriveWhole(Shared()); }
-TEST("host mpi: messages of one tag keep their order") { MessagesOfOneTagKeepTheirOrder(Shared()); }
-TEST("host mpi: the largest tag carries messages") { TheLargestTagCarriesMessages(Shared()); }
-TEST("host mpi: tags are independent") { TagsAreIndependent(Shared()); }
-TEST("host mpi: opposing large messages do not block") { OpposingLargeMessagesDoNotBlock(Shared()); }
-TEST("host mpi: control messages keep their order") { ControlMessagesKeepTheirOrder(Shared()); }
-TEST("host mpi: data and control do not meet") { DataAndControlDoNotMeet(Shared()); }
-TEST("host mpi: messages received without a copy stay until the receiver lets go") {
-  MessagesReceivedWithoutACopyStay(Shared());
+TEST("host mpi: the contract of a transport holds") {
+  CheckContract([](Contract part) { part(Shared()); });
 }
-TEST("host mpi: messages of other runs are refused") { MessagesOfOtherRunsAreRefused(Shared()); }
-TEST("host mpi: short messages are reported") { ShortMessagesAreReported(Shared()); }
 
 TEST("host mpi: one rank without shared memory goes by MPI, the others share") {
   int last = Shared()->size() - 1;
@@ -45,9 +36,7 @@ TEST("host mpi: one rank without shared memory goes by MPI, the others share") {
   for (int peer = 0; peer < last && mixed->rank() < last; ++peer)
     CHECK_EQ(mixed->IsZeroCopy(peer), peer != mixed->rank());
   CHECK(!mixed->IsZeroCopy(last));
-  MessagesOfOneTagKeepTheirOrder(mixed.get());
-  ControlMessagesKeepTheirOrder(mixed.get());
-  MessagesReceivedWithoutACopyStay(mixed.get());
+  CheckContract([&](Contract part) { part(mixed.get()); });
 }
 
 }  // namespace

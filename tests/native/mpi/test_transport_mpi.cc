@@ -27,15 +27,9 @@ TEST("mpi: the size is what mpirun was told") {
   CHECK(Shared()->rank() >= 0 && Shared()->rank() < Shared()->size());
 }
 
-TEST("mpi: messages arrive whole") { MessagesArriveWhole(Shared()); }
-TEST("mpi: messages of one tag keep their order") { MessagesOfOneTagKeepTheirOrder(Shared()); }
-TEST("mpi: the largest tag carries messages") { TheLargestTagCarriesMessages(Shared()); }
-TEST("mpi: tags are independent") { TagsAreIndependent(Shared()); }
-TEST("mpi: opposing large messages do not block") { OpposingLargeMessagesDoNotBlock(Shared()); }
-TEST("mpi: control messages keep their order") { ControlMessagesKeepTheirOrder(Shared()); }
-TEST("mpi: data and control do not meet") { DataAndControlDoNotMeet(Shared()); }
-TEST("mpi: messages of other runs are refused") { MessagesOfOtherRunsAreRefused(Shared()); }
-TEST("mpi: short messages are reported") { ShortMessagesAreReported(Shared()); }
+TEST("mpi: the contract of a transport holds") {
+  CheckContract([](Contract part) { part(Shared()); });
+}
 
 TEST("mpi: a peer outside the job is reported with the call, the code's text and the peer") {
   char byte = 0;
