@@ -17,13 +17,13 @@ std::shared_ptr<const Plan> PlanOf(std::vector<Row> rows, int64_t units = 1) {
 
 struct Bench {
   std::vector<std::string> ended;  // "name code message"
-  ScriptedTransport own_transport;
-  BufferPool own_pool;
+  ScriptedTransport local_transport;
+  BufferPool local_pool;
   ScriptedTransport& transport;
   BufferPool& pool;
   Executor executor;
 
-  explicit Bench(int64_t window) : Bench(window, &own_transport, &own_pool) {}
+  explicit Bench(int64_t window) : Bench(window, &local_transport, &local_pool) {}
   Bench(int64_t window, ScriptedTransport* over, BufferPool* from)
       : transport(*over), pool(*from), executor(over, from, window) {}
 
