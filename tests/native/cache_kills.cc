@@ -60,7 +60,7 @@ struct Noise {
 // What all processes count together.
 struct Shared {
   std::atomic<bool> stop{false};
-  std::atomic<int64_t> passes{0}, loads{0}, hits{0}, wrong{0}, failed{0}, again{0}, taken_over{0}, damaged{0};
+  std::atomic<int64_t> hits{0}, wrong{0}, failed{0};
   std::atomic<uint8_t> finished[kSamples];
 };
 
@@ -102,8 +102,6 @@ void Work(const Noise& noise, const std::string& folder, Shared* shared, unsigne
         if (!status.ok()) ++shared->failed;
         for (int64_t place : missing) {
           int64_t number = numbers[static_cast<size_t>(place)];
-          ++shared->loads;
-          if (shared->finished[number]) ++shared->again;
           std::this_thread::sleep_for(std::chrono::microseconds(300));
           Piece piece{noise.Of(number), SizeOf(number)};
           bool stored = false;
@@ -115,18 +113,14 @@ void Work(const Noise& noise, const std::string& folder, Shared* shared, unsigne
         numbers = left;
       }
     }
-    ++shared->passes;
   }
-  StoreStatistics s = store->Statistics();
-  shared->taken_over += s.taken_over;
-  shared->damaged += s.damaged;
   for (std::string words; store->NextWarning(&words);) {
     if (words.find("its limit of") == std::string::npos) std::fprintf(stderr, "warning: %s\n", words.c_str());
   }
 }
 
 struct Totals {
-  int64_t kills = 0, rounds = 0, finished = 0, found = 0, hung = 0, wrong = 0, failed = 0;
+  int64_t kills = 0, rounds = 0, hits = 0, finished = 0, found = 0, hung = 0, wrong = 0, failed = 0;
 };
 
 // `left_s` gives the seconds until all kills of all rounds shall be done, of which `kills_left` were left before this
@@ -188,19 +182,10 @@ void Round(const Noise& noise, const std::string& folder, int kills, int kills_l
     if (!store->Lookup(&number, 1, /*wait=*/true, take, &missing, &pending).ok()) ++shared->failed;
     finished += shared->finished[number];
   }
-  StoreStatistics s = store->Statistics();
-  std::printf(
-      "round %lld: %lld passes, %lld loads (%lld of finished samples), %lld hits, %lld wrong, %lld of %lld "
-      "finished samples found, %lld in memory, %lld taken over and %lld damaged in processes that ended\n",
-      static_cast<long long>(totals->rounds), static_cast<long long>(shared->passes),
-      static_cast<long long>(shared->loads), static_cast<long long>(shared->again),
-      static_cast<long long>(shared->hits), static_cast<long long>(shared->wrong), static_cast<long long>(found),
-      static_cast<long long>(finished), static_cast<long long>(s.memory_records),
-      static_cast<long long>(shared->taken_over), static_cast<long long>(shared->damaged + s.damaged));
-  std::fflush(stdout);
   ++totals->rounds;
   totals->finished += finished;
   totals->found += found;
+  totals->hits += shared->hits;
   totals->wrong += shared->wrong;
   totals->failed += shared->failed;
   munmap(memory, sizeof(Shared));
@@ -234,11 +219,11 @@ int main(int argc, char** argv) {
   std::filesystem::remove_all(pattern);
   double share = totals.finished == 0 ? 0 : static_cast<double>(totals.found) / static_cast<double>(totals.finished);
   std::printf(
-      "%lld kills in %.1f s, %lld rounds: %lld wrong, %lld hung, %lld calls failed, %lld of %lld finished "
-      "samples used again (%.3f %%)\n",
+      "%lld kills in %.1f s, %lld rounds: %lld samples read, %lld wrong, %lld hung, %lld calls failed, %lld of %lld "
+      "finished samples used again (%.3f %%)\n",
       static_cast<long long>(totals.kills), std::chrono::duration<double>(Clock::now() - begin).count(),
-      static_cast<long long>(totals.rounds), static_cast<long long>(totals.wrong), static_cast<long long>(totals.hung),
-      static_cast<long long>(totals.failed), static_cast<long long>(totals.found),
+      static_cast<long long>(totals.rounds), static_cast<long long>(totals.hits), static_cast<long long>(totals.wrong),
+      static_cast<long long>(totals.hung), static_cast<long long>(totals.failed), static_cast<long long>(totals.found),
       static_cast<long long>(totals.finished), 100 * share);
   return totals.wrong == 0 && totals.hung == 0 && totals.failed == 0 && share >= 0.99 ? 0 : 1;
 }

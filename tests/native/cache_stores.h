@@ -2,17 +2,18 @@
 // stores that are opened and looked up in one line.
 #pragma once
 
-#include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -101,6 +102,12 @@ inline std::vector<std::string> WarningsOf(Store* store) {
   return all;
 }
 
+inline std::string OnlyWarningOf(Store* store) {
+  std::vector<std::string> all = WarningsOf(store);
+  CHECK_EQ(all.size(), 1u);
+  return all[0];
+}
+
 inline void WriteFile(const std::string& path, const std::string& text) {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
   std::ofstream(path, std::ios::binary) << text;
@@ -115,6 +122,26 @@ inline void Flip(const std::string& path, int64_t at) {
   byte = static_cast<char>(byte ^ 0x10);
   CHECK_EQ(pwrite(fd, &byte, 1, at), 1);
   close(fd);
+}
+
+// Runs `body` in a process of its own, which ends with the exit status that body returns.
+inline pid_t Child(const std::function<int()>& body) {
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child > 0) return child;
+  int status = 99;
+  try {
+    status = body();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "in a child: %s\n", error.what());
+  }
+  _exit(status);
+}
+
+inline int ExitOf(pid_t child) {
+  int status = 0;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
 }  // namespace hvd_ext::test

@@ -88,10 +88,37 @@ inline Config QuickConfig() {
   return config;
 }
 
-// Makes the transports between the ranks of Engines; tests may replace it for a while.
-inline std::vector<std::shared_ptr<Transport>> (*&TransportsOfEngines())(int) {
-  static std::vector<std::shared_ptr<Transport>> (*make)(int) = MakeThreadTransports;
+using MakeTransports = Transports (*)(int size);
+
+// Makes the transports between the ranks of Engines.
+inline MakeTransports& TransportsOfEngines() {
+  static MakeTransports make = MakeThreadTransports;
   return make;
+}
+
+// While an object of this class lives, Engines have these transports.
+class Over {
+ public:
+  explicit Over(MakeTransports make) : before_(std::exchange(TransportsOfEngines(), make)) {}
+  ~Over() { TransportsOfEngines() = before_; }
+
+ private:
+  const MakeTransports before_;
+};
+
+// Numbers of ranks for what must hold for any: all up to `most`; under sanitizers, and over other transports than that
+// between threads, 1, 2, 3 and `most`.
+inline std::vector<int> Sizes(int most) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  const bool few = true;
+#else
+  const bool few = TransportsOfEngines() != MakeThreadTransports;
+#endif
+  std::vector<int> sizes;
+  for (int size = 1; size <= most; ++size) {
+    if (!few || size < 4 || size == most) sizes.push_back(size);
+  }
+  return sizes;
 }
 
 class Engines {
@@ -127,6 +154,15 @@ class Engines {
   std::vector<std::shared_ptr<Transport>> transports_;
   std::vector<std::shared_ptr<Engine>> engines_;
 };
+
+// Runs `rank_main` in a thread for each rank of a job that exists meanwhile.
+inline void OnEngines(int size, const Config& config, const std::function<void(int, Engine*)>& rank_main) {
+  Engines engines(size, config);
+  engines.Each(rank_main);
+}
+inline void OnEngines(int size, const std::function<void(int, Engine*)>& rank_main) {
+  OnEngines(size, QuickConfig(), rank_main);
+}
 
 template <typename T>
 T Await(std::future<T> future, const std::string& what) {
@@ -185,6 +221,14 @@ inline CallSpec AllreduceSpec(std::string name, int64_t plan, int64_t elements, 
   return spec;
 }
 
+inline CallSpec SpecOf(Kind kind, std::string name, int64_t plan, std::vector<int64_t> shape,
+                       DType dtype = DType::kFloat32) {
+  CallSpec spec = AllreduceSpec(std::move(name), plan, 0, dtype);
+  spec.kind = kind;
+  spec.shape = std::move(shape);
+  return spec;
+}
+
 inline CallSpec BarrierSpec(std::string name) {
   CallSpec spec;
   spec.kind = Kind::kBarrier;
@@ -218,34 +262,20 @@ inline int Value(int rank, int64_t index, int seed = 0) {
   return static_cast<int>((rank * 11 + index * 7 + index / 13 + seed * 5) % 29) - 6;
 }
 
-inline std::string Tensor(DType dtype, int64_t elements, const std::function<int(int64_t)>& value) {
+template <typename Value>
+std::string Tensor(DType dtype, int64_t elements, const Value& value) {
   std::string bytes;
+  bytes.reserve(static_cast<size_t>(elements) * SizeOf(dtype));
   auto put = [&](auto x) { bytes.append(reinterpret_cast<const char*>(&x), sizeof(x)); };
   for (int64_t i = 0; i < elements; ++i) {
-    int v = value(i);
-    switch (dtype) {
-      case DType::kFloat32:
-        put(static_cast<float>(v));
-        break;
-      case DType::kFloat64:
-        put(static_cast<double>(v));
-        break;
-      case DType::kFloat16:
-        put(ToFloat16(static_cast<float>(v)));
-        break;
-      case DType::kBFloat16:
-        put(ToBFloat16(static_cast<float>(v)));
-        break;
-      case DType::kInt32:
-        put(static_cast<int32_t>(v));
-        break;
-      case DType::kInt64:
-        put(static_cast<int64_t>(v));
-        break;
-      case DType::kBytes:
-        put(static_cast<uint8_t>(v));
-        break;
-    }
+    const int v = value(i);
+    if (dtype == DType::kFloat32) put(static_cast<float>(v));
+    if (dtype == DType::kFloat64) put(static_cast<double>(v));
+    if (dtype == DType::kFloat16) put(ToFloat16(static_cast<float>(v)));
+    if (dtype == DType::kBFloat16) put(ToBFloat16(static_cast<float>(v)));
+    if (dtype == DType::kInt32) put(static_cast<int32_t>(v));
+    if (dtype == DType::kInt64) put(static_cast<int64_t>(v));
+    if (dtype == DType::kBytes) put(static_cast<uint8_t>(v));
   }
   return bytes;
 }
@@ -281,6 +311,99 @@ inline std::string Reduced(DType dtype, ReduceOp op, int64_t elements, int size,
 constexpr DType kReducible[] = {DType::kFloat32,  DType::kFloat64, DType::kFloat16,
                                 DType::kBFloat16, DType::kInt32,   DType::kInt64};
 
+// Waits for an allreduce of Input, and checks its result.
+inline void CheckReduced(std::future<Result> call, const CallSpec& spec, int size, int seed = 0) {
+  Result result = Await(std::move(call), spec.name);
+  CHECK_OK(result.status);
+  CHECK(result.shape == spec.shape);
+  int64_t elements = 1;
+  for (int64_t n : spec.shape) elements *= n;
+  CHECK(result.data == Reduced(spec.dtype, spec.op, elements, size, seed));
+}
+
+inline std::future<Result> StartAllreduce(Engine* engine, const CallSpec& spec, int seed = 0) {
+  int64_t elements = 1;
+  for (int64_t n : spec.shape) elements *= n;
+  return StartCall(engine, spec,
+                   spec.op == ReduceOp::kProduct ? Factors(spec.dtype, elements, engine->rank())
+                                                 : Input(spec.dtype, elements, engine->rank(), seed));
+}
+
+inline void CheckAllreduce(Engine* engine, const CallSpec& spec, int seed = 0) {
+  CheckReduced(StartAllreduce(engine, spec, seed), spec, engine->size(), seed);
+}
+
+// The tensors are named a, b, ...
+inline ChannelSpec ChannelOf(std::string name, std::vector<int64_t> elements, std::vector<BucketSpec> buckets) {
+  ChannelSpec spec;
+  spec.name = std::move(name);
+  for (size_t i = 0; i < elements.size(); ++i) spec.tensor_names.push_back(std::string(1, static_cast<char>('a' + i)));
+  spec.elements = std::move(elements);
+  spec.buckets = std::move(buckets);
+  return spec;
+}
+
+inline int64_t OpenChannel(Engine* engine, const ChannelSpec& spec) {
+  int64_t channel = -1;
+  CHECK_OK(engine->OpenChannel(spec, &channel));
+  return channel;
+}
+
+// The bucket that holds a tensor.
+inline const BucketSpec& BucketOf(const ChannelSpec& spec, int64_t tensor) {
+  for (const BucketSpec& bucket : spec.buckets) {
+    if (std::find(bucket.tensors.begin(), bucket.tensors.end(), tensor) != bucket.tensors.end()) return bucket;
+  }
+  throw Failure("tensor " + std::to_string(tensor) + " is in no bucket");
+}
+
+// Submits a tensor of a step: Input, which differs by rank, step and tensor.
+inline Status SubmitInput(Engine* engine, int64_t channel, const ChannelSpec& spec, int64_t tensor, int step,
+                          int64_t* ticket, Engine::CallerProgress* progress = nullptr) {
+  const std::string input = Input(BucketOf(spec, tensor).dtype, spec.elements[static_cast<size_t>(tensor)],
+                                  engine->rank(), step + static_cast<int>(tensor));
+  return engine->Submit(channel, tensor, input.data(), static_cast<int64_t>(input.size()), ticket, progress);
+}
+
+inline std::future<Result> StartCollect(Engine* engine, int64_t channel, const ChannelSpec& spec, int64_t tensor,
+                                        int64_t ticket) {
+  const size_t width = SizeOf(BucketOf(spec, tensor).dtype);
+  return StartCollect(engine, channel, tensor, ticket,
+                      spec.elements[static_cast<size_t>(tensor)] * static_cast<int64_t>(width));
+}
+
+using Collects = std::vector<std::future<Result>>;  // by tensor
+
+inline Collects CollectAll(Engine* engine, int64_t channel, const ChannelSpec& spec, int64_t ticket) {
+  Collects results;
+  for (size_t i = 0; i < spec.elements.size(); ++i) {
+    results.push_back(StartCollect(engine, channel, spec, static_cast<int64_t>(i), ticket));
+  }
+  return results;
+}
+
+// Begins a step, submits its tensors in the order of `order` (the last ones first without it), and starts to collect.
+inline Collects StartStep(Engine* engine, int64_t channel, const ChannelSpec& spec, int step,
+                          std::vector<int64_t> order = {}) {
+  const int64_t tensors = static_cast<int64_t>(spec.elements.size());
+  if (order.empty()) {
+    for (int64_t i = tensors; i-- > 0;) order.push_back(i);
+  }
+  CHECK_OK(engine->BeginStep(channel));
+  int64_t ticket = 0;
+  for (int64_t tensor : order) CHECK_OK(SubmitInput(engine, channel, spec, tensor, step, &ticket));
+  return CollectAll(engine, channel, spec, ticket);
+}
+
+inline void CheckStep(Collects results, const ChannelSpec& spec, int size, int step) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    Result result = Await(std::move(results[i]), "tensor " + std::to_string(i));
+    CHECK_OK(result.status);
+    const BucketSpec& bucket = BucketOf(spec, static_cast<int64_t>(i));
+    CHECK(result.data == Reduced(bucket.dtype, bucket.op, spec.elements[i], size, step + static_cast<int>(i)));
+  }
+}
+
 // The progress of an engine, whose thread may be in the middle of a pass.
 inline std::unique_ptr<Engine::CallerProgress> TakeProgress(Engine* engine) {
   std::unique_ptr<Engine::CallerProgress> progress;
@@ -292,11 +415,9 @@ inline std::unique_ptr<Engine::CallerProgress> TakeProgress(Engine* engine) {
   return progress;
 }
 
-// Runs tests of other files again, over another transport.
-inline void Again(std::vector<std::shared_ptr<Transport>> (*transports)(int),
-                  const std::vector<std::string>& beginnings) {
-  auto before = TransportsOfEngines();
-  TransportsOfEngines() = transports;
+// Runs tests of other files again, over other transports.
+inline void Again(MakeTransports transports, const std::vector<std::string>& beginnings) {
+  const Over over(transports);
   int run = 0;
   std::string failed;
   for (const Test& test : Tests()) {
@@ -310,7 +431,6 @@ inline void Again(std::vector<std::shared_ptr<Transport>> (*transports)(int),
       }
     }
   }
-  TransportsOfEngines() = before;
   if (!failed.empty()) throw Failure("over another transport:" + failed);
   CHECK(run >= static_cast<int>(beginnings.size()));
 }

@@ -1,11 +1,6 @@
 // Transports over shared memory between ranks that are threads of one process.
 #pragma once
 
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "engine/transport.h"
 #include "harness.h"
 #include "ranks.h"

@@ -1,12 +1,7 @@
 // Wraps a transport and holds its results back, in an order that depends on a seed, or fails on demand.
 #pragma once
 
-#include <atomic>
-#include <memory>
-#include <string>
-#include <utility>
-
-#include "engine/transport.h"
+#include "engines.h"
 
 namespace hvd_ext::test {
 
@@ -56,6 +51,27 @@ class SlowTransport : public TransportInFront {
 
   uint32_t state_;
   uint32_t most_;
+};
+
+// Engines over transports that a test can slow down or break.
+struct SlowJob {
+  std::vector<std::shared_ptr<Transport>> inner;
+  std::vector<std::shared_ptr<SlowTransport>> transports;
+  std::vector<std::shared_ptr<Engine>> engines;
+
+  SlowJob(const Config& config, uint32_t seed, const std::vector<uint32_t>& most)
+      : inner(MakeThreadTransports(static_cast<int>(most.size()))), engines(most.size()) {
+    for (size_t rank = 0; rank < most.size(); ++rank) {
+      transports.push_back(
+          std::make_shared<SlowTransport>(inner[rank], seed * 100 + static_cast<uint32_t>(rank), most[rank]));
+      CHECK_OK(Engine::Start(transports[rank], config, 1, &engines[rank]));
+    }
+  }
+  void Each(const std::function<void(int, Engine*)>& rank_main) {
+    RunThreads(
+        static_cast<int>(engines.size()), [&](int rank) { rank_main(rank, engines[rank].get()); },
+        [&] { inner[0]->Abort(1); });
+  }
 };
 
 }  // namespace hvd_ext::test

@@ -1,10 +1,7 @@
 // Sparse plans of small jobs, steps of a channel with one sparse bucket, and their expected results.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
-#include <string>
-#include <vector>
 
 #include "engine/error_feedback.h"
 #include "engine/sparse_vector.h"
@@ -72,14 +69,8 @@ struct Bucket {
 };
 
 inline ChannelSpec SpecOf(const Bucket& bucket, int64_t plan, int64_t dense_plan) {
-  ChannelSpec spec;
-  spec.name = "SGD";
-  spec.elements = bucket.tensors;
-  spec.buckets = {{DType::kFloat32, ReduceOp::kSum, plan, 0, {}}};
-  for (size_t i = 0; i < bucket.tensors.size(); ++i) {
-    spec.tensor_names.push_back("t" + std::to_string(i));
-    spec.buckets[0].tensors.push_back(static_cast<int64_t>(i));
-  }
+  ChannelSpec spec = ChannelOf("SGD", bucket.tensors, {{DType::kFloat32, ReduceOp::kSum, plan, 0, {}}});
+  for (size_t i = 0; i < bucket.tensors.size(); ++i) spec.buckets[0].tensors.push_back(static_cast<int64_t>(i));
   spec.buckets[0].sparse = bucket.sparse;
   spec.buckets[0].sparse->dense_plan = dense_plan;
   return spec;
@@ -87,11 +78,8 @@ inline ChannelSpec SpecOf(const Bucket& bucket, int64_t plan, int64_t dense_plan
 
 inline int64_t OpenHiTopK(Engine* engine, const Bucket& bucket, const Shape& shape, bool packed = false) {
   const int rank = engine->rank();
-  int64_t channel = -1;
-  CHECK_OK(engine->OpenChannel(
-      SpecOf(bucket, AddPlan(engine, HiTopK(rank, shape, packed)), AddPlan(engine, HiTopK(rank, shape, false, true))),
-      &channel));
-  return channel;
+  return OpenChannel(engine, SpecOf(bucket, AddPlan(engine, HiTopK(rank, shape, packed)),
+                                    AddPlan(engine, HiTopK(rank, shape, false, true))));
 }
 
 // Submits and collects the tensors of the step under way.

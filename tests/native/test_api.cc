@@ -1,9 +1,7 @@
 // The C ABI on a job of one rank.
 #include <chrono>
 #include <cstring>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "engine/api.h"
 #include "engine/engine.h"
@@ -28,6 +26,26 @@ int Open(int64_t engine, int64_t plan, int64_t* channel) {
   return hvd_ext_channel_open(engine, "Adam", 3, names, elements, 2, sizes, tensors, dtypes, wires, ops, plans, grains,
                               nullptr, nullptr, channel);
 }
+
+// A job of one rank, with a plan and a channel, or a process set of it.
+struct Started {
+  int64_t job = 0, engine = 0, plan = 0, channel = 0;
+
+  explicit Started(bool in_a_set = false) {
+    CHECK_EQ(hvd_ext_start_local(&kConfig, &job), 0);
+    engine = job;
+    int32_t rank = -1;
+    const int32_t ranks[] = {0};
+    if (in_a_set) CHECK_EQ(hvd_ext_start_set(job, ranks, 1, 1, &kConfig, &engine, &rank), 0);
+    CHECK_EQ(hvd_ext_plan_add(engine, nullptr, 0, 1, &plan), 0);
+    CHECK_EQ(Open(engine, plan, &channel), 0);
+  }
+  void Stop() const {
+    int32_t alone = 7;
+    CHECK_EQ(hvd_ext_stop(job, 0, &alone), 0);
+    CHECK_EQ(alone, 0);
+  }
+};
 
 TEST("api: every function says so when no engine runs") {
   int64_t number = 0, values[5];
@@ -64,54 +82,40 @@ TEST("api: every function says so when no engine runs") {
 TEST("api: a job of one rank starts, works and stops, twice in one process") {
   int64_t last_generation = -1;
   for (int round = 0; round < 2; ++round) {
-    int64_t generation = 0, other = 0, plan = 0, channel = 0, values[5], ticket = 0;
-    CHECK_EQ(hvd_ext_start_local(&kConfig, &generation), 0);
+    const Started started;
+    int64_t other = 0, values[5];
     Fails(hvd_ext_start_local(&kConfig, &other), Code::kInvalid, "an engine runs already in this process");
-    CHECK(generation > last_generation);
-    last_generation = generation;
-    CHECK_EQ(hvd_ext_plan_add(generation, nullptr, 0, 1, &plan), 0);
-    CHECK_EQ(plan >> 32, generation);
-    CHECK_EQ(Open(generation, plan, &channel), 0);
-    CHECK_EQ(hvd_ext_channel_begin_step(channel), 0);
-    std::shared_ptr<Engine> engine;
-    CHECK_OK(Engine::OfChannel(channel, &engine));
-    double two[] = {1.5, 2.5}, three[] = {4, 5, 6};
-    float four[] = {7, 8, 9, 10};
-    CHECK_OK(engine->Submit(channel, 0, two, 16, &ticket));
-    CHECK_OK(engine->Submit(channel, 1, three, 24, &ticket));
-    CHECK_OK(engine->Submit(channel, 2, four, 16, &ticket));
-    Fails(hvd_ext_plan_remove(plan), Code::kInvalid, "is used by channel 'Adam'");
+    CHECK(started.job > last_generation);
+    last_generation = started.job;
+    CHECK_EQ(started.plan >> 32, started.job);
+    Fails(hvd_ext_plan_remove(started.plan), Code::kInvalid, "is used by channel 'Adam'");
     void* result = nullptr;
     const char* data = nullptr;
     const int64_t* offsets = nullptr;
-    CHECK_EQ(hvd_ext_exchange(generation, "hosts", "me\0too", 6, &result, &data, &offsets), 0);
+    CHECK_EQ(hvd_ext_exchange(started.job, "hosts", "me\0too", 6, &result, &data, &offsets), 0);
     CHECK_EQ(offsets[0], 0);
     CHECK_EQ(offsets[1], 6);
     CHECK_EQ(std::memcmp(data, "me\0too", 6), 0);
     hvd_ext_exchange_free(result);
-    Fails(hvd_ext_exchange(generation, "", "", 0, &result, &data, &offsets), Code::kInvalid, "must have a name");
-    CHECK_EQ(hvd_ext_channel_close(channel), 0);
-    Fails(hvd_ext_channel_begin_step(channel), Code::kStopped, "has been closed");
-    CHECK_EQ(hvd_ext_plan_remove(plan), 0);
-    CHECK_EQ(hvd_ext_statistics(generation, values), 0);
+    Fails(hvd_ext_exchange(started.job, "", "", 0, &result, &data, &offsets), Code::kInvalid, "must have a name");
+    CHECK_EQ(hvd_ext_channel_close(started.channel), 0);
+    Fails(hvd_ext_channel_begin_step(started.channel), Code::kStopped, "has been closed");
+    CHECK_EQ(hvd_ext_plan_remove(started.plan), 0);
+    CHECK_EQ(hvd_ext_statistics(started.job, values), 0);
     CHECK_EQ(values[1], 1);
-    int32_t alone = 7;
-    engine.reset();
-    CHECK_EQ(hvd_ext_stop(generation, 0, &alone), 0);
-    CHECK_EQ(alone, 0);
+    started.Stop();
+    std::shared_ptr<Engine> engine;
     CHECK_FAILS(Engine::Find(0, &engine), Code::kStopped, "hvd_ext is not running");
   }
 }
 
 TEST("api: a step in parts hands over its tensors one by one, in any order, and collects all results") {
-  int64_t engine = 0, plan = 0, channel = 0, ticket = 0;
-  CHECK_EQ(hvd_ext_start_local(&kConfig, &engine), 0);
-  CHECK_EQ(hvd_ext_plan_add(engine, nullptr, 0, 1, &plan), 0);
-  CHECK_EQ(Open(engine, plan, &channel), 0);
+  const Started started;
+  const int64_t channel = started.channel;
+  int64_t ticket = 0, nbytes[] = {16, 24, 16};
   double two[] = {1.5, 2.5}, three[] = {4, 5, 6}, twos[2], threes[3];
   float four[] = {7, 8, 9, 10}, fours[4];
   void* outputs[] = {twos, threes, fours};
-  int64_t nbytes[] = {16, 24, 16};
   Fails(hvd_ext_channel_submit(channel, 0, two, 16, &ticket), Code::kInvalid, "before the first step");
   for (int step = 1; step <= 2; ++step) {
     two[0] = step;
@@ -131,28 +135,25 @@ TEST("api: a step in parts hands over its tensors one by one, in any order, and 
   }
   Fails(hvd_ext_channel_collect(channel, 7, 3, outputs, nbytes), Code::kInvalid, "step 7 is not under way");
   CHECK_EQ(hvd_ext_channel_collect(channel, 7, 0, nullptr, nullptr), 0);
-  int32_t alone = 7;
-  CHECK_EQ(hvd_ext_stop(engine, 0, &alone), 0);
+  started.Stop();
 }
 
-TEST("api: a stop ends a step that a caller waits for, however far the caller is") {
-  for (int milliseconds : {0, 1, 20}) {
-    int64_t engine = 0, plan = 0, channel = 0;
-    CHECK_EQ(hvd_ext_start_local(&kConfig, &engine), 0);
-    CHECK_EQ(hvd_ext_plan_add(engine, nullptr, 0, 1, &plan), 0);
-    CHECK_EQ(Open(engine, plan, &channel), 0);
-    std::thread caller([&] {
-      double two[] = {1.5, 2.5};
-      const void* inputs[] = {two};
-      void* outputs[] = {two};
-      int64_t nbytes[] = {16};
-      // The other tensor of its bucket never comes.
-      CHECK_EQ(hvd_ext_channel_reduce(channel, 1, inputs, outputs, nbytes), Code_(Code::kStopped));
-    });
-    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-    int32_t alone = 7;
-    CHECK_EQ(hvd_ext_stop(engine, 0, &alone), 0);
-    caller.join();
+TEST("api: a stop ends a step that a caller waits for, however far the caller is, in process sets too") {
+  for (bool in_a_set : {false, true}) {
+    for (int milliseconds : {0, 1, 20}) {
+      const Started started(in_a_set);
+      std::thread caller([&] {
+        double two[] = {1.5, 2.5};
+        const void* inputs[] = {two};
+        void* outputs[] = {two};
+        int64_t nbytes[] = {16};
+        // The other tensor of its bucket never comes.
+        CHECK_EQ(hvd_ext_channel_reduce(started.channel, 1, inputs, outputs, nbytes), Code_(Code::kStopped));
+      });
+      std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+      started.Stop();
+      caller.join();
+    }
   }
 }
 

@@ -1,10 +1,6 @@
 // Claims: who waits for whom, and what becomes of the claims of processes that are gone.
-#include <signal.h>
-#include <sys/wait.h>
-
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <thread>
 
 #include "cache/claim.h"
@@ -21,26 +17,6 @@ StoreOptions InMemory(int64_t samples) {
   StoreOptions options = OptionsFor(samples);
   options.memory_bytes = 1 << 20;
   return options;
-}
-
-// Runs `body` in a process of its own, which ends with the exit status that body returns.
-pid_t Child(const std::function<int()>& body) {
-  pid_t child = fork();
-  CHECK(child >= 0);
-  if (child > 0) return child;
-  int status = 99;
-  try {
-    status = body();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "in a child: %s\n", error.what());
-  }
-  _exit(status);
-}
-
-int ExitOf(pid_t child) {
-  int status = 0;
-  CHECK_EQ(waitpid(child, &status, 0), child);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
 TEST("cache claims: a claim says whose it is, whether that process runs, and how old it is") {

@@ -1,6 +1,5 @@
 // Checksums, and what the host says of its memory.
 #include <random>
-#include <string>
 
 #include "cache/crc32c.h"
 #include "cache/free_memory.h"
@@ -29,7 +28,7 @@ TEST("cache sums: the values of RFC 3720, appendix B.4, and of the catalogue of 
 TEST("cache sums: streams, the portable way and parts joined agree at any length and place") {
   std::string bytes = BytesOf(7, 60000);
   std::mt19937 random(3);
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < 100; ++i) {
     int64_t n = std::uniform_int_distribution<int64_t>(0, i % 3 == 0 ? 40 : i % 3 == 1 ? 2000 : 50000)(random);
     const char* at = bytes.data() + std::uniform_int_distribution<int>(0, 9999)(random);
     uint32_t expected = Crc32cPortable(0, at, n);
@@ -76,12 +75,6 @@ TEST("cache memory: a cgroup of version 1 counts too") {
   WriteFile(root / "sys/fs/cgroup/memory/job/memory.usage_in_bytes", "450000\n");
   WriteFile(root / "sys/fs/cgroup/memory/job/memory.stat", "cache 1\ntotal_cache 20000\ntotal_shmem 5000\n");
   CHECK_EQ(LookAtFreeMemory(root / "").left, 500000 - (450000 - 15000));
-}
-
-TEST("cache memory: this host says what it has") {
-  FreeMemory free = LookAtFreeMemory("/");
-  CHECK(free.known);
-  CHECK(free.left >= 0 && free.left <= free.all);
 }
 
 }  // namespace

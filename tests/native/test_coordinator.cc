@@ -1,18 +1,28 @@
 // Rank 0's matching of calls.
-#include <string>
-#include <vector>
-
 #include "engine/coordinator.h"
 #include "harness.h"
 
 namespace hvd_ext::test {
 namespace {
 
-CallAnnouncement Barrier(const std::string& name, int64_t id) {
+CallAnnouncement Announced(Kind kind, const std::string& name, int64_t id, const std::vector<int64_t>& shape = {},
+                           const std::function<void(CallSpec*)>& change = nullptr, const std::string& payload = "") {
   CallSpec spec;
-  spec.kind = Kind::kBarrier;
+  spec.kind = kind;
   spec.name = name;
-  return Announce(id, spec, "");
+  spec.shape = shape;
+  if (change) change(&spec);
+  return Announce(id, spec, payload);
+}
+
+CallAnnouncement Barrier(const std::string& name, int64_t id) { return Announced(Kind::kBarrier, name, id); }
+
+CallAnnouncement Allreduce(const std::string& name, int64_t id, const std::string& signature = "",
+                           bool counted = false) {
+  return Announced(Kind::kAllreduce, name, id, {3}, [&](CallSpec* spec) {
+    spec->signature = signature;
+    spec->counted = counted;
+  });
 }
 
 // "peer:type:id ..." of what is to be sent
@@ -104,30 +114,12 @@ TEST("coordinator: an allgather starts with all first dimensions, an exchange wi
   Coordinator coordinator(2);
   std::vector<Outgoing> out;
   for (int rank : {1, 0}) {
-    CallSpec spec;
-    spec.kind = Kind::kAllgather;
-    spec.name = "g";
-    spec.shape = {rank + 3, 2};
-    coordinator.Receive(rank, Announce(0, spec, ""), 0, &out);
-    spec.kind = Kind::kExchange;
-    spec.name = "e";
-    spec.shape = {};
-    coordinator.Receive(rank, Announce(0, spec, rank == 0 ? "zero" : ""), 0, &out);
+    coordinator.Receive(rank, Announced(Kind::kAllgather, "g", 0, {rank + 3, 2}), 0, &out);
+    coordinator.Receive(rank, Announced(Kind::kExchange, "e", 0, {}, nullptr, rank == 0 ? "zero" : ""), 0, &out);
   }
   CHECK_EQ(out.size(), 4u);
   CHECK(std::get<CallStart>(out[0].message).rows == (std::vector<int64_t>{3, 4}));
   CHECK(std::get<CallStart>(out[2].message).payloads == (std::vector<std::string>{"zero", ""}));
-}
-
-CallAnnouncement Allreduce(const std::string& name, int64_t id, const std::string& signature = "",
-                           bool counted = false) {
-  CallSpec spec;
-  spec.kind = Kind::kAllreduce;
-  spec.name = name;
-  spec.shape = {3};
-  spec.signature = signature;
-  spec.counted = counted;
-  return Announce(id, spec, "");
 }
 
 TEST("coordinator: two calls of one name at once on one rank are an error on all ranks, and the next use works") {
@@ -200,13 +192,11 @@ TEST("coordinator: a dtype that travels in another one is the user's in words an
   Coordinator coordinator(2);
   std::vector<Outgoing> out;
   for (int rank : {0, 1}) {
-    CallSpec spec;
-    spec.kind = Kind::kAllgather;
-    spec.name = "g";
-    spec.dtype = DType::kBytes;
-    spec.users_dtype = rank == 0 ? "bool" : "";
-    spec.shape = {3};
-    coordinator.Receive(rank, Announce(rank, spec, ""), 0, &out);
+    auto change = [&](CallSpec* spec) {
+      spec->dtype = DType::kBytes;
+      spec->users_dtype = rank == 0 ? "bool" : "";
+    };
+    coordinator.Receive(rank, Announced(Kind::kAllgather, "g", rank, {3}, change), 0, &out);
   }
   CHECK(Refused(out[0]).message.find("allgather 'g': rank 1 has bytes[3], rank 0 has bool[3]") == 0);
 }

@@ -1,9 +1,4 @@
 // Several engines in one process: those of a rank in the job and in process sets.
-#include <future>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "engine/api.h"
 #include "engine/engines.h"
 #include "engine/stall.h"
@@ -20,31 +15,26 @@ Config Named(std::vector<int> numbers) {
 }
 
 TEST("engines: calls of two engines in any order on each rank do not meet") {
-  for (auto make : {MakeThreadTransports, MakeHostTransports<kRoomyArena>}) {
-    TransportsOfEngines() = make;
+  for (MakeTransports make : {&MakeThreadTransports, &MakeHostTransports<kRoomyArena>}) {
+    const Over over(make);
     Engines job(3, QuickConfig(), 1), set(3, QuickConfig(), 2);
     job.Each([&](int rank, Engine* engine) {
       Engine* other = set[rank];
-      int64_t ring = AddPlan(engine, RingAllreduce(rank, 3)), star = AddPlan(other, StarAllreduce(rank, 3));
+      const int64_t ring = AddPlan(engine, RingAllreduce(rank, 3)), star = AddPlan(other, StarAllreduce(rank, 3));
       CHECK_EQ(ring >> 32, 1);
       CHECK_EQ(star >> 32, 2);
+      const CallSpec of_job = AllreduceSpec("x", ring, 1003), of_set = AllreduceSpec("x", star, 501);
       for (int step = 0; step < 20; ++step) {
-        auto in_job = [&] {
-          return StartCall(engine, AllreduceSpec("x", ring, 1003), Input(DType::kFloat32, 1003, rank, step));
-        };
-        auto in_set = [&] {
-          return StartCall(other, AllreduceSpec("x", star, 501), Input(DType::kFloat32, 501, rank, step + 7));
-        };
-        bool job_first = (rank + step) % 2 == 0;
-        std::future<Result> first = job_first ? in_job() : in_set(), second = job_first ? in_set() : in_job();
-        Result a = Await(std::move(job_first ? first : second), "the job's");
-        Result b = Await(std::move(job_first ? second : first), "the set's");
-        CHECK(a.data == Reduced(DType::kFloat32, ReduceOp::kSum, 1003, 3, step));
-        CHECK(b.data == Reduced(DType::kFloat32, ReduceOp::kSum, 501, 3, step + 7));
+        std::future<Result> first, second;
+        const bool job_first = (rank + step) % 2 == 0;
+        if (job_first) first = StartAllreduce(engine, of_job, step);
+        second = StartAllreduce(other, of_set, step + 7);
+        if (!job_first) first = StartAllreduce(engine, of_job, step);
+        CheckReduced(std::move(first), of_job, 3, step);
+        CheckReduced(std::move(second), of_set, 3, step + 7);
       }
     });
   }
-  TransportsOfEngines() = MakeThreadTransports;
 }
 
 TEST("engines: one stops while the other works") {
@@ -57,11 +47,10 @@ TEST("engines: one stops while the other works") {
     quiet = !alone[0] && !alone[1] && set[0]->quiet() && set[1]->quiet();
   });
   job.Each([&](int rank, Engine* engine) {
-    int64_t ring = AddPlan(engine, RingAllreduce(rank, 2));
-    for (int step = 0; step < 200; ++step) {
+    const CallSpec spec = AllreduceSpec("x", AddPlan(engine, RingAllreduce(rank, 2)), 1003);
+    for (int step = 0; step < 100; ++step) {
       if (rank == 0 && step == 20) begun.set_value();
-      Result result = Call(engine, AllreduceSpec("x", ring, 1003), Input(DType::kFloat32, 1003, rank, step));
-      CHECK(result.data == Reduced(DType::kFloat32, ReduceOp::kSum, 1003, 2, step));
+      CheckAllreduce(engine, spec, step);
     }
   });
   stopper.join();
@@ -200,27 +189,6 @@ TEST("engines: a set that its ranks do not make is refused") {
   int32_t alone = 0, rank = 0, ranks[] = {0};
   CHECK_EQ(hvd_ext_start_set(job + 9, ranks, 1, 1, &kConfig, &set, &rank), static_cast<int>(Code::kStopped));
   CHECK_EQ(hvd_ext_stop(job, 0, &alone), 0);
-}
-
-TEST("engines: a stop of the job ends what waits in its sets") {
-  int64_t job = StartJob_(), set = StartSet_(job), plan = 0, channel = 0, sizes[] = {2}, tensors[] = {0, 1};
-  int64_t elements[] = {1, 1}, grains[] = {0};
-  const char* names[] = {"a", "b"};
-  int32_t dtypes[] = {0}, wires[] = {-1}, ops[] = {0}, alone = 7;
-  CHECK_EQ(hvd_ext_plan_add(set, nullptr, 0, 1, &plan), 0);
-  CHECK_EQ(hvd_ext_channel_open(set, "Adam", 2, names, elements, 1, sizes, tensors, dtypes, wires, ops, &plan, grains,
-                                nullptr, nullptr, &channel),
-           0);
-  std::thread caller([&] {
-    float one = 1;
-    const void* inputs[] = {&one};
-    void* outputs[] = {&one};
-    int64_t nbytes[] = {4};
-    // The other tensor of its bucket never comes.
-    CHECK_EQ(hvd_ext_channel_reduce(channel, 1, inputs, outputs, nbytes), static_cast<int>(Code::kStopped));
-  });
-  CHECK_EQ(hvd_ext_stop(job, 0, &alone), 0);
-  caller.join();
 }
 
 }  // namespace

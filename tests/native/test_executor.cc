@@ -1,69 +1,12 @@
 // The executor on its own: lanes, windows, tags, failures, and what becomes of work that a failure interrupts.
 #include <algorithm>
-#include <map>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "engine/executor.h"
 #include "harness.h"
+#include "scripted_transport.h"
 
 namespace hvd_ext::test {
 namespace {
-
-// Records what is posted; a message ends when the test says so.
-class Script : public Transport {
- public:
-  struct Posted {
-    bool sends;
-    int peer, tag;
-    int64_t nbytes;
-    void* data;
-    bool done = false;
-  };
-  std::vector<std::shared_ptr<Posted>> posted;
-  Status error;
-
-  std::vector<int> TagsUnderWay() const {
-    std::vector<int> tags;
-    for (const auto& p : posted) {
-      if (!p->done) tags.push_back(p->tag);
-    }
-    return tags;
-  }
-  void End(size_t i) { posted[i]->done = true; }
-
-  int rank() const override { return 0; }
-  int size() const override { return 4; }
-  Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
-    return Post({true, peer, label.tag, nbytes, const_cast<void*>(data)}, request);
-  }
-  Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
-    return Post({false, peer, label.tag, nbytes, data}, request);
-  }
-  Status Test(Request* request, bool* done) override {
-    *done = static_cast<ScriptRequest*>(request)->posted->done;
-    return error;
-  }
-  Status SendControl(int, std::string) override { return Status::Ok(); }
-  Status ReceiveControl(int*, std::string*) override { return Status::Ok(); }
-  bool ControlPending() override { return false; }
-  void Abort(int) override {}
-  void Close() override {}
-
- private:
-  struct ScriptRequest : Request {
-    std::shared_ptr<Posted> posted;
-  };
-  Status Post(Posted what, std::unique_ptr<Request>* request) {
-    auto made = std::make_unique<ScriptRequest>();
-    made->posted = std::make_shared<Posted>(what);
-    posted.push_back(made->posted);
-    *request = std::move(made);
-    return error;
-  }
-};
 
 std::shared_ptr<const Plan> PlanOf(std::vector<Row> rows, int64_t units = 1) {
   auto plan = std::make_shared<Plan>();
@@ -74,11 +17,15 @@ std::shared_ptr<const Plan> PlanOf(std::vector<Row> rows, int64_t units = 1) {
 
 struct Bench {
   std::vector<std::string> ended;  // "name code message"
-  Script transport;
-  BufferPool pool;
+  ScriptedTransport local_transport;
+  BufferPool local_pool;
+  ScriptedTransport& transport;
+  BufferPool& pool;
   Executor executor;
 
-  explicit Bench(int64_t window) : executor(&transport, &pool, window) {}
+  explicit Bench(int64_t window) : Bench(window, &local_transport, &local_pool) {}
+  Bench(int64_t window, ScriptedTransport* over, BufferPool* from)
+      : transport(*over), pool(*from), executor(over, from, window) {}
 
   std::shared_ptr<Buffer> Enqueue(int64_t lane, const std::string& name, std::shared_ptr<const Plan> plan,
                                   int64_t elements, int64_t segment_nbytes) {
@@ -104,6 +51,14 @@ struct Bench {
   double now = 0;
 };
 
+std::vector<int> TagsUnderWay(const ScriptedTransport& transport) {
+  std::vector<int> tags;
+  for (const auto& posted : transport.posted) {
+    if (!posted->done) tags.push_back(posted->tag);
+  }
+  return tags;
+}
+
 const Row kSendToOne{0, Opcode::SEND, 1, 0, 1};
 
 TEST("executor: a lane starts its segments in order, and a tag is used again only when its segment has ended") {
@@ -111,15 +66,15 @@ TEST("executor: a lane starts its segments in order, and a tag is used again onl
   bench.Enqueue(2, "a", PlanOf({kSendToOne}), 4, 4);
   bench.Enqueue(2, "b", PlanOf({kSendToOne}), 2, 4);
   bench.Pass();
-  CHECK(bench.transport.TagsUnderWay() == (std::vector<int>{6, 7, 8}));
+  CHECK(TagsUnderWay(bench.transport) == (std::vector<int>{6, 7, 8}));
   bench.transport.End(1);
   bench.Pass();
   bench.Pass();
-  CHECK(bench.transport.TagsUnderWay() == (std::vector<int>{6, 8}));  // segment 3 waits for tag 6
+  CHECK(TagsUnderWay(bench.transport) == (std::vector<int>{6, 8}));  // segment 3 waits for tag 6
   bench.transport.End(0);
   bench.Pass();
   bench.Pass();
-  CHECK(bench.transport.TagsUnderWay() == (std::vector<int>{8, 6, 7}));  // the next run is in flight too
+  CHECK(TagsUnderWay(bench.transport) == (std::vector<int>{8, 6, 7}));  // the next run is in flight too
   CHECK_EQ(bench.ended.size(), 0u);
   for (size_t i = 0; i < 5; ++i) bench.transport.End(i);
   bench.Pass();
@@ -171,7 +126,7 @@ TEST("executor: lanes do not wait for each other") {
   bench.Enqueue(0, "call", PlanOf({kSendToOne}), 1, 0);
   bench.Enqueue(5, "bucket", PlanOf({kSendToOne}), 1, 0);
   bench.Pass();
-  CHECK(bench.transport.TagsUnderWay() == (std::vector<int>{0, 5}));
+  CHECK(TagsUnderWay(bench.transport) == (std::vector<int>{0, 5}));
   bench.transport.End(1);
   bench.Pass();
   CHECK(bench.ended == std::vector<std::string>{"bucket 0 "});
@@ -288,19 +243,14 @@ TEST("executor: a failed lane ends its work and all that comes later, other lane
 }
 
 TEST("executor: memory of messages that are cut off stays valid for the transport") {
-  Script transport;
+  ScriptedTransport transport;
   BufferPool pool;
   {
-    Executor executor(&transport, &pool, 1);
-    Run run;
-    run.plan = PlanOf({{0, Opcode::RECV_REDUCE, 1, 0, 1}, {0, Opcode::RECV, 2, 0, 1}});
-    run.elements = 1000;
-    run.buffer = std::make_shared<Buffer>(pool.Take(4000));
-    run.done = [](const Status& status) { CHECK(!status.ok()); };
-    executor.Enqueue(0, std::move(run), 0);
-    bool moved = false;
-    CHECK_OK(executor.Progress(0, &moved));
-    executor.FailAll(Communication("gone"));
+    Bench bench(1, &transport, &pool);
+    bench.Enqueue(0, "x", PlanOf({{0, Opcode::RECV_REDUCE, 1, 0, 1}, {0, Opcode::RECV, 2, 0, 1}}), 1000, 0);
+    bench.Pass();
+    bench.executor.FailAll(Communication("gone"));
+    CHECK(bench.ended == std::vector<std::string>{"x 3 gone"});
   }
   for (const auto& posted : transport.posted) {
     std::fill_n(static_cast<char*>(posted->data), posted->nbytes, 'x');  // the address sanitizer watches

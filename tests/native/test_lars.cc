@@ -10,12 +10,10 @@
 #include "kernels/norms.h"
 #include "kernels/sketch.h"
 #include "kernels/topk_scan.h"
-#include "kernels/workers.h"
+#include "parallel.h"
 
 namespace hvd_ext::test {
 namespace {
-
-const topk::Path kPaths[] = {topk::Path::kPortable, topk::Path::kAvx2, topk::Path::kAvx512};
 
 std::vector<float> Floats(int64_t elements, uint64_t seed) {
   std::vector<float> x(static_cast<size_t>(elements));
@@ -48,27 +46,30 @@ double Expected(const T* x, int64_t elements) {
   return lanes[0];
 }
 
-// Runs units at once, the last ones first.
-void Backwards(int64_t total, int64_t, const std::function<void(int64_t, int64_t)>& body) {
-  std::vector<std::thread> threads;
-  for (int64_t unit = total; unit-- > 0;) threads.emplace_back([&body, unit] { body(unit, unit + 1); });
-  for (std::thread& thread : threads) thread.join();
+double SquaresOf(DType dtype, const void* data, int64_t elements) {
+  const NormBlock block{data, elements};
+  double sum = -1;
+  NormSquares(dtype, &block, 1, nullptr, &sum);
+  return sum;
+}
+
+// Sets the instructions that are used, where this processor has them, for each path in turn.
+void OnEveryPath(const std::function<void()>& body) {
+  for (topk::Path path : {topk::Path::kPortable, topk::Path::kAvx2, topk::Path::kAvx512}) {
+    if (topk::UsePath(path)) body();
+  }
+  topk::UsePath(topk::BestPath());
 }
 
 }  // namespace
 
 TEST("norms: the sum of a block has the bits of its definition, on every path and length") {
-  for (topk::Path path : kPaths) {
-    if (!topk::UsePath(path)) continue;
+  OnEveryPath([] {
     for (int64_t elements : {0, 1, 31, 32, 33, 63, 64, 1000, 4096, 65535, 65536}) {
       const std::vector<float> x = Floats(elements, static_cast<uint64_t>(elements) + 3);
-      const NormBlock block{x.data(), elements};
-      double sum = -1;
-      NormSquares(DType::kFloat32, &block, 1, nullptr, &sum);
-      CHECK_EQ(sum, Expected(x.data(), elements));
+      CHECK_EQ(SquaresOf(DType::kFloat32, x.data(), elements), Expected(x.data(), elements));
     }
-  }
-  topk::UsePath(topk::BestPath());
+  });
 }
 
 TEST("norms: blocks on threads, in any order, have the same bits") {
@@ -82,7 +83,7 @@ TEST("norms: blocks on threads, in any order, have the same bits") {
   }
   const int64_t n = static_cast<int64_t>(blocks.size());
   CHECK_EQ(n, NormBlocks(static_cast<int64_t>(x.size())));
-  for (const ParallelFor& parallel_for : {ParallelFor(nullptr), ParallelFor(Backwards)}) {
+  for (const ParallelFor& parallel_for : {ParallelFor(), Threads(4)}) {
     std::vector<double> sums(blocks.size());
     NormSquares(DType::kFloat32, blocks.data(), n, parallel_for, sums.data());
     CHECK_EQ(NormSum(sums.data(), n), expected);
@@ -98,35 +99,21 @@ TEST("norms: every dtype of floating point; denormals count though the thread fl
     halves.push_back(ToFloat16(one));
     brains.push_back(ToBFloat16(one));
   }
-  double sum = -1;
-  NormBlock block{doubles.data(), 777};
-  NormSquares(DType::kFloat64, &block, 1, nullptr, &sum);
-  CHECK_EQ(sum, Expected(doubles.data(), 777));
-  block.data = halves.data();
-  NormSquares(DType::kFloat16, &block, 1, nullptr, &sum);
-  CHECK_EQ(sum, Expected(halves.data(), 777));
-  block.data = brains.data();
-  NormSquares(DType::kBFloat16, &block, 1, nullptr, &sum);
-  CHECK_EQ(sum, Expected(brains.data(), 777));
+  CHECK_EQ(SquaresOf(DType::kFloat64, doubles.data(), 777), Expected(doubles.data(), 777));
+  CHECK_EQ(SquaresOf(DType::kFloat16, halves.data(), 777), Expected(halves.data(), 777));
+  CHECK_EQ(SquaresOf(DType::kBFloat16, brains.data(), 777), Expected(brains.data(), 777));
   const std::vector<float> tiny(100, 1e-42f);
-  block = {tiny.data(), 100};
   const WithoutDenormals flushed;
-  NormSquares(DType::kFloat32, &block, 1, nullptr, &sum);
-  CHECK(sum > 0);
+  CHECK(SquaresOf(DType::kFloat32, tiny.data(), 100) > 0);
 }
 
 TEST("norms: no sum overflows, and what is not finite is seen") {
   std::vector<float> x(100, 3e38f);
-  NormBlock block{x.data(), 100};
-  double sum = 0;
-  NormSquares(DType::kFloat32, &block, 1, nullptr, &sum);
-  CHECK(std::isfinite(sum));
+  CHECK(std::isfinite(SquaresOf(DType::kFloat32, x.data(), 100)));
   x[77] = INFINITY;
-  NormSquares(DType::kFloat32, &block, 1, nullptr, &sum);
-  CHECK(std::isinf(sum));
+  CHECK(std::isinf(SquaresOf(DType::kFloat32, x.data(), 100)));
   x[3] = NAN;
-  NormSquares(DType::kFloat32, &block, 1, nullptr, &sum);
-  CHECK(std::isnan(sum));
+  CHECK(std::isnan(SquaresOf(DType::kFloat32, x.data(), 100)));
 }
 
 TEST("sketches: the bits of their definition, on every path, on threads in any order") {
@@ -159,22 +146,19 @@ TEST("sketches: the bits of their definition, on every path, on threads in any o
     expected.insert(expected.end(), found.begin(), found.end());
   }
   for (const std::vector<float>& x : memory) tensors.push_back({x.data(), static_cast<int64_t>(x.size())});
-  for (topk::Path path : kPaths) {
-    if (!topk::UsePath(path)) continue;
-    for (const ParallelFor& parallel_for : {ParallelFor(nullptr), ParallelFor(Backwards)}) {
+  OnEveryPath([&] {
+    for (const ParallelFor& parallel_for : {ParallelFor(), Threads(4)}) {
       std::vector<float> seen(expected.size(), 7.0f);
       const int64_t n = static_cast<int64_t>(tensors.size());
       NormSketches(tensors.data(), n, signs.data(), block_signs.data(), parallel_for, seen.data());
       CHECK(seen == expected);
     }
-  }
-  topk::UsePath(topk::BestPath());
+  });
 }
 
 TEST("lars: every path does what the definition says, in place and into other memory") {
   const int64_t lengths[] = {0, 1, 100, kNormBlock + 5};
-  for (topk::Path path : kPaths) {
-    if (!topk::UsePath(path)) continue;
+  OnEveryPath([&] {
     for (int kind = 0; kind < 8; ++kind) {
       const bool in_place = kind & 1, threads = kind & 2;
       const LarsStep step{0.9f, kind & 4 ? 0.25f : 1.0f, (kind & 4) != 0};
@@ -194,7 +178,7 @@ TEST("lars: every path does what the definition says, in place and into other me
                              in_place ? velocities[i].data() : next_velocities[i].data(), lengths[i],
                              0.01f * static_cast<float>(i + 1), i % 2 ? 0.001f : 0.0f});
       }
-      LarsUpdate(variables.data(), 4, step, threads ? ParallelFor(Backwards) : ParallelFor(nullptr));
+      LarsUpdate(variables.data(), 4, step, threads ? Threads(4) : ParallelFor());
       for (size_t i = 0; i < weights.size(); ++i) {
         for (size_t j = 0; j < before[i].size(); ++j) {
           const float decayed = variables[i].decay * before[i][j];
@@ -210,8 +194,7 @@ TEST("lars: every path does what the definition says, in place and into other me
         }
       }
     }
-  }
-  topk::UsePath(topk::BestPath());
+  });
 }
 
 }  // namespace hvd_ext::test

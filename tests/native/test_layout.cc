@@ -1,6 +1,5 @@
 // How a channel's description becomes a layout. What Check refuses is tested through the engine.
 #include <memory>
-#include <vector>
 
 #include "engine/layout.h"
 #include "harness.h"

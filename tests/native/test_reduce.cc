@@ -5,7 +5,6 @@
 #include <cstring>
 #include <limits>
 #include <utility>
-#include <vector>
 
 #include "harness.h"
 #include "kernels/half.h"
@@ -33,19 +32,14 @@ Half Bits(int bits) {
 bool IsNan(Float16 x) { return (x.bits & 0x7fff) > 0x7c00; }
 bool IsNan(BFloat16 x) { return (x.bits & 0x7fff) > 0x7f80; }
 
-TEST("half: every float16 has the value of its bits") {
+TEST("half: every float16 has the value of its bits, and every half comes back from float32 as it was") {
   for (int bits = 0; bits < 65536; ++bits) {
-    double value = ToFloat(Bits<Float16>(bits)), expected = Reference(Bits<Float16>(bits));
+    const Float16 half = Bits<Float16>(bits), half_back = ToFloat16(ToFloat(half));
+    const double value = ToFloat(half), expected = Reference(half);
     CHECK(std::isnan(expected) ? std::isnan(value) : value == expected);
     CHECK_EQ(std::signbit(value), (bits & 0x8000) != 0);
-  }
-}
-
-TEST("half: every half comes back from float32 as it was") {
-  for (int bits = 0; bits < 65536; ++bits) {
-    Float16 half = Bits<Float16>(bits), half_back = ToFloat16(ToFloat(half));
     CHECK(IsNan(half) ? IsNan(half_back) : half_back.bits == bits);
-    BFloat16 bfloat = Bits<BFloat16>(bits), bfloat_back = ToBFloat16(ToFloat(bfloat));
+    const BFloat16 bfloat = Bits<BFloat16>(bits), bfloat_back = ToBFloat16(ToFloat(bfloat));
     CHECK(IsNan(bfloat) ? IsNan(bfloat_back) : bfloat_back.bits == bits);
   }
 }
@@ -108,15 +102,6 @@ TEST("add: float and integer sums are those of the language") {
   AddsLikeTheLanguage<double>(DType::kFloat64);
   AddsLikeTheLanguage<int32_t>(DType::kInt32);
   AddsLikeTheLanguage<int64_t>(DType::kInt64);
-}
-
-TEST("add: integers wrap") {
-  std::vector<int32_t> x(9, INT32_MAX), one(9, 1);
-  Add(DType::kInt32, x.data(), one.data(), 9);
-  CHECK(x == std::vector<int32_t>(9, INT32_MIN));
-  int64_t y = INT64_MIN, minus_one = -1;
-  Add(DType::kInt64, &y, &minus_one, 1);
-  CHECK_EQ(y, INT64_MAX);
 }
 
 template <typename Half>
@@ -215,39 +200,36 @@ TEST("combine: what travels as halves is combined in float32") {
   }
 }
 
-TEST("combine: products of integers wrap") {
-  int32_t x = INT32_MAX, two = 2;
-  Combine(ReduceOp::kProduct, DType::kInt32, &x, &two, 1);
-  CHECK_EQ(x, -2);
+TEST("combine: sums and products of integers wrap") {
+  std::vector<int32_t> x(9, INT32_MAX), one(9, 1), two(9, 2);
+  Add(DType::kInt32, x.data(), one.data(), 9);
+  CHECK(x == std::vector<int32_t>(9, INT32_MIN));
+  x.assign(9, INT32_MAX);
+  Combine(ReduceOp::kProduct, DType::kInt32, x.data(), two.data(), 9);
+  CHECK(x == std::vector<int32_t>(9, -2));
+  int64_t y = INT64_MIN, minus_one = -1;
+  Add(DType::kInt64, &y, &minus_one, 1);
+  CHECK_EQ(y, INT64_MAX);
+}
+
+template <typename T>
+void DividesLikeTheLanguage(DType dtype, T unit) {
+  for (int64_t divisor : {1, 2, 3, 7, 4096}) {
+    std::vector<T> x, expected;
+    for (int i = -16; i < 17; ++i) {
+      x.push_back(static_cast<T>(i) * unit);
+      expected.push_back(x.back() / static_cast<T>(divisor));
+    }
+    Divide(dtype, x.data(), divisor, 33);
+    CHECK(x == expected);
+  }
 }
 
 TEST("divide: floats round once and integers truncate toward zero") {
-  for (int64_t divisor : {1, 2, 3, 7, 4096}) {
-    std::vector<float> floats;
-    std::vector<double> doubles;
-    std::vector<int32_t> ints;
-    std::vector<int64_t> longs;
-    for (int i = 0; i < 33; ++i) {
-      floats.push_back(0.1f * static_cast<float>(i - 9));
-      doubles.push_back(0.1 * (i - 9));
-      ints.push_back((i - 16) * 1000003);
-      longs.push_back((i - 16) * int64_t{1000000000000003});
-    }
-    auto f = floats;
-    auto d = doubles;
-    auto n = ints;
-    auto l = longs;
-    Divide(DType::kFloat32, f.data(), divisor, 33);
-    Divide(DType::kFloat64, d.data(), divisor, 33);
-    Divide(DType::kInt32, n.data(), divisor, 33);
-    Divide(DType::kInt64, l.data(), divisor, 33);
-    for (size_t i = 0; i < 33; ++i) {
-      CHECK_EQ(f[i], floats[i] / static_cast<float>(divisor));
-      CHECK_EQ(d[i], doubles[i] / static_cast<double>(divisor));
-      CHECK_EQ(n[i], ints[i] / static_cast<int32_t>(divisor));
-      CHECK_EQ(l[i], longs[i] / divisor);
-    }
-  }
+  DividesLikeTheLanguage<float>(DType::kFloat32, 0.1f);
+  DividesLikeTheLanguage<double>(DType::kFloat64, 0.1);
+  DividesLikeTheLanguage<int32_t>(DType::kInt32, 1000003);
+  DividesLikeTheLanguage<int64_t>(DType::kInt64, 1000000000000003);
   int32_t small = 5;
   Divide(DType::kInt32, &small, int64_t{1} << 40, 1);  // a divisor that no int32 holds
   CHECK_EQ(small, 0);

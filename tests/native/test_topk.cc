@@ -30,17 +30,16 @@ void IsTheAnswer(const std::vector<Bits>& x, const std::vector<int64_t>& order, 
 template <typename Bits>
 void AllInputs(const Format<Bits>& format, int64_t elements, topk::Misled misled = topk::Misled::kNot) {
   TopKScratch scratch;  // one for all: nothing of an earlier call may show
-  const ParallelFor threads[] = {nullptr, Threads(3)};
   int call = 0;
-  for (const std::string& name : Inputs()) {
+  for (const SelectionInput& input : SelectionInputs()) {
+    const std::string name = input.name;
     const std::vector<Bits> x = Input(format, name, elements);
     const std::vector<int64_t> order = Order(x, 0, elements);
     for (int64_t k : Ks(elements)) {
       for (topk::Path path : Paths()) {
         const With with(path, misled);
         const bool wide = ++call % 2 == 0;
-        const Picked<Bits> picked = Run({}, format, x.data(), {{0, elements, k}},
-                                        elements < 300000 ? nullptr : threads[call % 2], wide, &scratch);
+        const Picked<Bits> picked = Run({}, format, x.data(), {{0, elements, k}}, nullptr, wide, &scratch);
         try {
           IsTheAnswer(x, order, k, picked, format.infinity);
         } catch (const Failure& failure) {
@@ -75,49 +74,11 @@ TEST("top-k: a sample that misleads costs time, not the answer") {
   AllInputs(kFloat64, 5011, topk::Misled::kHigh);
 }
 
-TEST("top-k: the number of threads does not show in the answer") {
-  const int64_t elements = 540003;
-  for (const char* name : {"constant", "tail"}) {
-    const std::vector<uint32_t> x = Input(kFloat32, name, elements);
-    for (topk::Misled misled : {topk::Misled::kNot, topk::Misled::kLow, topk::Misled::kHigh}) {
-      for (int64_t k : {elements / 1000, elements / 2}) {
-        TopKScratch scratch;
-        const With with(topk::BestPath(), misled);
-        const auto alone = Run({}, kFloat32, x.data(), {{0, elements, k}}, nullptr, false, &scratch);
-        std::vector<int64_t> last = alone.indices;
-        std::nth_element(last.begin(), last.begin(), last.end(), [&](int64_t a, int64_t b) { return Before(x, b, a); });
-        int64_t better = 0;  // nothing that is left out comes before the last pick
-        for (int64_t i = 0; i < elements; ++i) better += Before(x, i, last[0]);
-        CHECK_EQ(better, k - 1);
-        for (int threads : {2}) {
-          const auto picked = Run({}, kFloat32, x.data(), {{0, elements, k}}, Threads(threads), true, &scratch);
-          CHECK(picked.indices == alone.indices);
-          CHECK(picked.values == alone.values);
-        }
-      }
-    }
-  }
-}
-
-TEST("top-k: any alignment") {
-  TopKScratch scratch;
-  const int64_t elements = 5003;
-  const std::vector<uint32_t> x = Input(kFloat32, "laplace", elements + 20);
-  for (int64_t offset : {1, 2, 3, 5, 15, 17}) {
-    for (topk::Path path : Paths()) {
-      const With with(path);
-      const std::vector<uint32_t> part(x.begin() + offset, x.begin() + offset + elements);
-      const auto picked = Run({}, kFloat32, x.data() + offset, {{0, elements, 50}}, nullptr, false, &scratch);
-      IsTheAnswer(part, Order(part, 0, elements), 50, picked, kFloat32.infinity);
-    }
-  }
-}
-
 TEST("top-k: segments have their own k and keep apart, with gaps between them") {
   std::vector<TopKSegment> segments;
   int64_t begin = 3;
-  const int64_t lengths[] = {64, 1, 0, 300000, 7, 5000, 64, 270000, 4097, 2};
-  const int64_t ks[] = {1, 0, 0, 300, 7, 2500, 0, 2700, 41, 1};
+  const int64_t lengths[] = {64, 1, 0, 30000, 7, 5000, 64, 27000, 4097, 2};
+  const int64_t ks[] = {1, 0, 0, 30, 7, 2500, 0, 270, 41, 1};
   for (int s = 0; s < 10; ++s) {
     segments.push_back({begin, lengths[s], ks[s]});
     begin += lengths[s] + (s % 3 == 0 ? 5 : 0);
@@ -130,15 +91,13 @@ TEST("top-k: segments have their own k and keep apart, with gaps between them") 
     std::sort(order.begin(), order.end());
     expected.insert(expected.end(), order.begin(), order.end());
   }
-  for (const ParallelFor& parallel_for : {ParallelFor(), Threads(2), Threads(4)}) {
-    for (topk::Path path : Paths()) {
-      TopKScratch scratch;
-      const With with(path);
-      const auto picked = Run({}, kFloat32, x.data(), segments, parallel_for, true, &scratch);
-      CHECK(picked.indices == expected);
-      CHECK(!picked.non_finite);
-      for (size_t s = 0; s < segments.size(); ++s) CHECK_EQ(picked.counts[s], segments[s].k);
-    }
+  for (topk::Path path : Paths()) {
+    TopKScratch scratch;
+    const With with(path);
+    const auto picked = Run({}, kFloat32, x.data(), segments, nullptr, true, &scratch);
+    CHECK(picked.indices == expected);
+    CHECK(!picked.non_finite);
+    for (size_t s = 0; s < segments.size(); ++s) CHECK_EQ(picked.counts[s], segments[s].k);
   }
   x[static_cast<size_t>(segments[6].begin + 60)] = kFloat32.infinity;  // its k is 0
   TopKScratch scratch;
@@ -146,7 +105,7 @@ TEST("top-k: segments have their own k and keep apart, with gaps between them") 
 }
 
 TEST("top-k: memory is kept, and bounded when everything is equal") {
-  const int64_t elements = 600000, k = 600;
+  const int64_t elements = 300000, k = 300;
   const std::vector<uint32_t> x = Input(kFloat32, "constant", elements);
   TopKScratch scratch;
   Run({}, kFloat32, x.data(), {{0, elements, k}}, nullptr, false, &scratch);
@@ -154,8 +113,6 @@ TEST("top-k: memory is kept, and bounded when everything is equal") {
   CHECK(bytes > 0 && bytes < 1 << 20);
   Run({}, kFloat32, x.data(), {{0, elements, k}}, nullptr, false, &scratch);
   CHECK_EQ(scratch.bytes(), bytes);
-  Run({}, kFloat32, x.data(), {{0, elements, k}}, Threads(1), false, &scratch);
-  CHECK(scratch.bytes() < 2 << 20);
 }
 
 TEST("top-k: values may be left out") {

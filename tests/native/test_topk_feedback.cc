@@ -47,7 +47,7 @@ After Expected(const State& state) {
 
 // Runs one step on a copy and compares everything with the definition.
 void StepIsRight(const State& state, const std::vector<TopKSegment>& segments, const TopKOptions& options,
-                 const ParallelFor& parallel_for, bool in_place, TopKScratch* scratch) {
+                 bool in_place, TopKScratch* scratch) {
   State now = state;
   const int64_t elements = static_cast<int64_t>(state.gradient.size());
   std::vector<float> other_residual(state.gradient.size(), 77), other_velocity(state.velocity.size(), 77);
@@ -67,7 +67,7 @@ void StepIsRight(const State& state, const std::vector<TopKSegment>& segments, c
   Guarded<int64_t> indices(picks), counts(static_cast<int64_t>(segments.size()));
   Guarded<float> values(picks);
   bool non_finite = true;
-  TopKErrorFeedback(options, feedback, segments.data(), static_cast<int64_t>(segments.size()), scratch, parallel_for,
+  TopKErrorFeedback(options, feedback, segments.data(), static_cast<int64_t>(segments.size()), scratch, nullptr,
                     counts.data(), indices.data(), true, values.data(), &non_finite);
   CHECK(!non_finite);
   After expected = Expected(state);
@@ -113,7 +113,7 @@ TEST("error feedback: the step is that of the definition, on every path") {
     for (topk::Path path : Paths()) {
       const With with(path);
       for (int64_t k : {0, 1, 20, 200, 4000, 10000, 20011}) {
-        StepIsRight(state, {{0, 20011, k}}, {}, nullptr, k % 200 == 0, &scratch);
+        StepIsRight(state, {{0, 20011, k}}, {}, k % 200 == 0, &scratch);
       }
     }
   }
@@ -124,25 +124,22 @@ TEST("error feedback: short runs, segments, and what lies between them") {
   for (int64_t elements : {1, 15, 16, 33, 100, 700}) {
     for (topk::Path path : Paths()) {
       const With with(path);
-      StepIsRight(Random(elements, true), {{0, elements, elements / 3}}, {}, nullptr, true, &scratch);
+      StepIsRight(Random(elements, true), {{0, elements, elements / 3}}, {}, true, &scratch);
     }
   }
   const State state = Random(30000, true);
   for (bool in_place : {false, true}) {
-    StepIsRight(state, {{5, 100, 3}, {200, 9000, 0}, {9300, 9001, 9000}, {20000, 10000, 100}}, {}, nullptr, in_place,
-                &scratch);
+    StepIsRight(state, {{5, 100, 3}, {200, 9000, 0}, {9300, 9001, 9000}, {20000, 10000, 100}}, {}, in_place, &scratch);
   }
 }
 
-TEST("error feedback: nothing is lost when the sample misleads, and with threads") {
+TEST("error feedback: nothing is lost when the sample misleads") {
   TopKScratch scratch;
-  const State small = Random(60011, true), large = Random(530011, false);
+  const State state = Random(60011, true);
   for (topk::Misled misled : {topk::Misled::kHigh, topk::Misled::kLow}) {
     const With with(topk::BestPath(), misled);
-    for (bool in_place : {false, true}) StepIsRight(small, {{0, 60011, 60}}, {}, nullptr, in_place, &scratch);
-    StepIsRight(large, {{0, 530011, 900}}, {}, Threads(3), true, &scratch);
+    for (bool in_place : {false, true}) StepIsRight(state, {{0, 60011, 60}}, {}, in_place, &scratch);
   }
-  for (int64_t k : {200000}) StepIsRight(large, {{0, 530011, k}}, {}, Threads(3), false, &scratch);
 }
 
 TEST("error feedback: works with every selector") {
@@ -152,8 +149,8 @@ TEST("error feedback: works with every selector") {
     TopKOptions options;
     options.selector = selector;
     options.threshold = 2;
-    StepIsRight(state, {{0, 10000, 100}, {10000, 10011, 0}}, options, nullptr, true, &scratch);
-    StepIsRight(state, {{0, 20011, 200}}, options, Threads(2), false, &scratch);
+    StepIsRight(state, {{0, 10000, 100}, {10000, 10011, 0}}, options, true, &scratch);
+    StepIsRight(state, {{0, 20011, 200}}, options, false, &scratch);
   }
 }
 
@@ -194,7 +191,7 @@ TEST("error feedback: a dense step hands over everything") {
       if (kind > 0) feedback.velocity = feedback.next_velocity = now.velocity.data();
       feedback.correction.momentum = state.momentum;
       feedback.correction.nesterov = state.nesterov;
-      Accumulate(feedback, 40011, now.gradient.data(), path == topk::BestPath() ? Threads(2) : ParallelFor());
+      Accumulate(feedback, 40011, now.gradient.data(), nullptr);
       for (size_t i = 0; i < now.gradient.size(); ++i) {
         CHECK_EQ(BitsOf(now.gradient[i]), expected.accumulated[i]);
         CHECK_EQ(BitsOf(now.residual[i]), 0u);

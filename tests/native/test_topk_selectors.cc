@@ -24,7 +24,8 @@ void OnAllInputs(const Format<Bits>& format, Selector selector) {
   options.selector = selector;
   options.seed = 5;
   options.threshold = 1.5;
-  for (const std::string& name : Inputs()) {
+  for (const SelectionInput& input : SelectionInputs()) {
+    const std::string name = input.name;
     for (int64_t elements : {1, 100, 5003}) {
       const std::vector<Bits> x = Input(format, name, elements);
       const std::vector<int64_t> order = Order(x, 0, elements);
@@ -35,7 +36,7 @@ void OnAllInputs(const Format<Bits>& format, Selector selector) {
         CHECK(fills ? picked.counts[0] == k : picked.counts[0] <= k);
         if (selector != Selector::kThreshold) continue;
         int64_t above = 0;
-        while (above < k && topk::KeyOf(x[order[above]]) >= format.of(1.5f)) ++above;
+        while (above < k && topk::KeyOf(x[order[above]]) >= Drawing{format.dtype, 0, {}}.of(1.5)) ++above;
         CHECK_EQ(picked.counts[0], above);
         for (int64_t i = 0; i < above; ++i) {
           CHECK(std::binary_search(picked.indices.begin(), picked.indices.begin() + above, order[i]));

@@ -1,9 +1,5 @@
 // The trace: its ring buffer, and what an engine records in it.
-#include <algorithm>
 #include <map>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "engine/trace.h"
 #include "engines.h"
@@ -37,7 +33,7 @@ TEST("trace: the ring keeps the newest records in order and counts those that it
   CHECK_EQ(dropped, 10);
 }
 
-TEST("trace: what comes before a start or after a stop is not kept, and a start forgets") {
+TEST("trace: what comes before a start or after a stop is not kept, a start forgets, and a long name is cut") {
   Trace trace;
   int64_t dropped = -1;
   trace.Add(TraceKind::kRun, 1, 1, 0, 0, 1);
@@ -51,13 +47,7 @@ TEST("trace: what comes before a start or after a stop is not kept, and a start 
   CHECK_EQ(dropped, 0);
   trace.Start(10);
   CHECK_EQ(ReadAll(trace, &dropped).size(), 0u);
-}
-
-TEST("trace: a long name is cut and stays a string") {
-  Trace trace;
-  trace.Start(1);
   trace.AddCall(3, 77, std::string(200, 'x'), 1, 2);
-  int64_t dropped = 0;
   TraceRecord record = ReadAll(trace, &dropped).at(0);
   CHECK_EQ(std::string(record.name), std::string(63, 'x'));
   CHECK_EQ(record.plan, 77);
@@ -83,38 +73,20 @@ TEST("trace: records of several threads are all there, whole") {
   for (int count : next) CHECK_EQ(count, 1000);
 }
 
-constexpr int64_t kElements = 300;
-
 // Three tensors in two buckets: {2, 1} and {0}.
-int64_t Open(Engine* engine, int rank, int size) {
-  int64_t plan = AddPlan(engine, RingAllreduce(rank, size)), channel = -1;
-  ChannelSpec spec;
-  spec.name = "Adam";
-  spec.tensor_names = {"a", "b", "c"};
-  spec.elements = {kElements, kElements, kElements};
-  spec.buckets = {{DType::kFloat32, ReduceOp::kSum, plan, 400, {2, 1}},
-                  {DType::kFloat32, ReduceOp::kSum, plan, 0, {0}}};
-  CHECK_OK(engine->OpenChannel(spec, &channel));
-  return channel;
-}
-
-void Step(Engine* engine, int64_t channel, int rank) {
-  std::string input = Input(DType::kFloat32, kElements, rank);
-  int64_t nbytes = static_cast<int64_t>(input.size()), ticket = 0;
-  CHECK_OK(engine->BeginStep(channel));
-  std::vector<std::future<Result>> results;
-  for (int64_t tensor : {2, 1, 0}) CHECK_OK(engine->Submit(channel, tensor, input.data(), nbytes, &ticket));
-  for (int64_t tensor : {0, 1, 2}) results.push_back(StartCollect(engine, channel, tensor, ticket, nbytes));
-  for (std::future<Result>& result : results) CHECK_OK(Await(std::move(result), "a collect").status);
+ChannelSpec Spec(int64_t plan) {
+  return ChannelOf(
+      "Adam", {300, 300, 300},
+      {{DType::kFloat32, ReduceOp::kSum, plan, 400, {2, 1}}, {DType::kFloat32, ReduceOp::kSum, plan, 0, {0}}});
 }
 
 TEST("trace: an engine records each bucket from its first tensor to its last collect, and each round between") {
   for (int size : {1, 3}) {
-    Engines engines(size);
-    engines.Each([&](int rank, Engine* engine) {
-      int64_t channel = Open(engine, rank, size);
+    OnEngines(size, [&](int rank, Engine* engine) {
+      const ChannelSpec spec = Spec(AddPlan(engine, RingAllreduce(rank, size)));
+      const int64_t channel = OpenChannel(engine, spec);
       CHECK_OK(engine->StartTrace(1000));
-      for (int step = 1; step <= 4; ++step) Step(engine, channel, rank);
+      for (int step = 1; step <= 4; ++step) CheckStep(StartStep(engine, channel, spec, step), spec, size, step);
       engine->StopTrace();
       int64_t dropped = -1;
       std::map<std::pair<int64_t, TraceKind>, std::vector<TraceRecord>> found;
@@ -154,11 +126,10 @@ TEST("trace: an engine records each bucket from its first tensor to its last col
 }
 
 TEST("trace: calls are announced, started and ended, under their names") {
-  Engines engines(2);
-  engines.Each([&](int rank, Engine* engine) {
-    int64_t plan = AddPlan(engine, RingAllreduce(rank, 2));
+  OnEngines(2, [](int rank, Engine* engine) {
+    const int64_t plan = AddPlan(engine, RingAllreduce(rank, 2));
     CHECK_OK(engine->StartTrace(1000));
-    CHECK_OK(Call(engine, AllreduceSpec("x", plan, kElements), Input(DType::kFloat32, kElements, rank)).status);
+    CheckAllreduce(engine, AllreduceSpec("x", plan, 300));
     CHECK_OK(Call(engine, BarrierSpec("here"), "").status);
     engine->StopTrace();
     int64_t dropped = -1;
@@ -184,15 +155,12 @@ TEST("trace: calls are announced, started and ended, under their names") {
 }
 
 TEST("trace: an engine without a trace records nothing and takes no memory for it") {
-  Engines engines(2);
-  engines.Each([&](int rank, Engine* engine) {
-    int64_t channel = Open(engine, rank, 2), dropped = -1;
-    Step(engine, channel, rank);
+  OnEngines(2, [](int rank, Engine* engine) {
+    int64_t dropped = -1;
+    CheckAllreduce(engine, AllreduceSpec("x", AddPlan(engine, RingAllreduce(rank, 2)), 300));
     CHECK_EQ(ReadAll(engine->trace(), &dropped).size(), 0u);
     CHECK_EQ(dropped, 0);
-    Status refused = engine->StartTrace(0);
-    CHECK(refused.code == Code::kInvalid);
-    CHECK(refused.message.find("capacity (0) must be at least 1") != std::string::npos);
+    CHECK_FAILS(engine->StartTrace(0), Code::kInvalid, "capacity (0) must be at least 1");
   });
 }
 

@@ -2,7 +2,6 @@
 #include <atomic>
 #include <memory>
 #include <thread>
-#include <vector>
 
 #include "harness.h"
 #include "kernels/workers.h"

@@ -6,6 +6,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/buffer_pool.h"
@@ -17,13 +18,15 @@ namespace {
 
 using Requests = std::vector<std::unique_ptr<Request>>;
 
-// The bytes of the n-th message from one rank to another: no two messages have the same.
+// The bytes of the n-th message from one rank to another, which begin with those of no other: a block of noise, whose
+// length divides that of no part of a message, again and again.
 std::string Payload(int from, int to, int n, int64_t nbytes) {
-  std::string payload(static_cast<size_t>(nbytes), '\0');
+  uint64_t block[513];
   uint64_t state = 1 + from * uint64_t{7919} + to * uint64_t{104729} + n * uint64_t{1299709};
-  for (size_t at = 0; at < payload.size(); at += sizeof(state)) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    std::memcpy(&payload[at], &state, std::min(sizeof(state), payload.size() - at));
+  for (uint64_t& word : block) word = state = state * 6364136223846793005u + 1442695040888963407u;
+  std::string payload(static_cast<size_t>(nbytes), '\0');
+  for (size_t at = 0; at < payload.size(); at += sizeof(block)) {
+    std::memcpy(&payload[at], block, std::min(sizeof(block), payload.size() - at));
   }
   return payload;
 }
@@ -83,29 +86,32 @@ void Exchange(Transport* transport, const std::vector<int64_t>& lengths, const s
   }
 }
 
-}  // namespace
-
+// Every pair exchanges messages of many lengths at once, from 0 bytes to several of MPI's parts.
 void MessagesArriveWhole(Transport* transport) {
   Exchange(transport, {0, 1, 3, 1000, 59999, 60000, 60001, 120000, 300001, 4000037}, [](int n) { return 10 + n; });
   Meet(transport);
 }
 
+// Messages of one sender, receiver and tag match receives in order, however long each is.
 void MessagesOfOneTagKeepTheirOrder(Transport* transport) {
   Exchange(transport, {5, 200000, 0, 60000, 1, 70000, 70000, 4, 180000, 59999}, [](int) { return 3; });
   Meet(transport);
 }
 
+// Messages with the largest tag that the transport names arrive.
 void TheLargestTagCarriesMessages(Transport* transport) {
   CHECK(transport->largest_tag() >= 32767);  // the least that MPI's standard allows
   Exchange(transport, {10, 100000}, [&](int) { return static_cast<int>(transport->largest_tag()); });
   Meet(transport);
 }
 
+// Tags may be received in another order than sent.
 void TagsAreIndependent(Transport* transport) {
   Exchange(transport, {100, 150000, 7, 61000, 2}, [](int n) { return n; }, /*receive_backwards=*/true);
   Meet(transport);
 }
 
+// A ring of large messages in both directions at once.
 void OpposingLargeMessagesDoNotBlock(Transport* transport) {
   int me = transport->rank(), size = transport->size();
   if (size == 1) return;
@@ -124,8 +130,9 @@ void OpposingLargeMessagesDoNotBlock(Transport* transport) {
   Meet(transport);
 }
 
+// All control messages are sent before the first is received; some empty, some long, some to the rank itself.
 void ControlMessagesKeepTheirOrder(Transport* transport) {
-  constexpr int kMessages = 200;
+  constexpr int kMessages = 100;
   auto length = [](int n) -> int64_t { return n % 50 == 7 ? 150001 : n % 10 == 3 ? 0 : n % 50 == 9 ? 60000 : n; };
   int me = transport->rank(), size = transport->size();
   for (int n = 0; n < kMessages; ++n) {
@@ -144,6 +151,7 @@ void ControlMessagesKeepTheirOrder(Transport* transport) {
   Meet(transport);
 }
 
+// ReceiveControl says at once that nothing has arrived.
 void NoControlMessageMeansMinusOne(Transport* transport) {
   int peer = 5;
   std::string message;
@@ -151,6 +159,7 @@ void NoControlMessageMeansMinusOne(Transport* transport) {
   CHECK_EQ(peer, -1);
 }
 
+// Data and control under way together do not meet.
 void DataAndControlDoNotMeet(Transport* transport) {
   int me = transport->rank(), size = transport->size();
   for (int peer = 0; peer < size; ++peer) CHECK_OK(transport->SendControl(peer, "from " + std::to_string(me)));
@@ -165,6 +174,7 @@ void DataAndControlDoNotMeet(Transport* transport) {
   Meet(transport);
 }
 
+// A message received without a copy is whole, and its send ends when the receiver lets go of it.
 void MessagesReceivedWithoutACopyStay(Transport* transport) {
   int me = transport->rank(), size = transport->size(), next = (me + 1) % size, previous = (me + size - 1) % size;
   if (size == 1) return;
@@ -188,6 +198,8 @@ void MessagesReceivedWithoutACopyStay(Transport* transport) {
   Meet(transport);
 }
 
+// A message of another run, or of another segment of it, is never given to a receive, however long it is: the receive
+// fails, and its words name both.
 void MessagesOfOtherRunsAreRefused(Transport* transport) {
   int me = transport->rank(), size = transport->size();
   if (size == 1) return;
@@ -225,6 +237,7 @@ void MessagesOfOtherRunsAreRefused(Transport* transport) {
   Meet(transport);
 }
 
+// A message shorter than expected is reported as a bug, with its peer and both lengths.
 void ShortMessagesAreReported(Transport* transport) {
   int me = transport->rank(), size = transport->size();
   if (size == 1) return;
@@ -249,6 +262,30 @@ void ShortMessagesAreReported(Transport* transport) {
     return !transport->Test(sends[0].get(), &done).ok() || done;
   });
   Meet(transport);
+}
+
+}  // namespace
+
+void CheckContract(const std::function<void(Contract)>& run) {
+  const std::pair<const char*, Contract> parts[] = {
+      {"messages arrive whole", MessagesArriveWhole},
+      {"messages of one tag keep their order", MessagesOfOneTagKeepTheirOrder},
+      {"the largest tag carries messages", TheLargestTagCarriesMessages},
+      {"tags are independent", TagsAreIndependent},
+      {"opposing large messages do not block", OpposingLargeMessagesDoNotBlock},
+      {"control messages keep their order", ControlMessagesKeepTheirOrder},
+      {"no control message means -1", NoControlMessageMeansMinusOne},
+      {"data and control do not meet", DataAndControlDoNotMeet},
+      {"messages received without a copy stay until the receiver lets go", MessagesReceivedWithoutACopyStay},
+      {"messages of other runs are refused", MessagesOfOtherRunsAreRefused},
+      {"short messages are reported", ShortMessagesAreReported}};
+  for (const auto& [sentence, contract] : parts) {
+    try {
+      run(contract);
+    } catch (const std::exception& error) {
+      throw Failure(std::string(sentence) + ": " + error.what());
+    }
+  }
 }
 
 void Meet(Transport* transport) {

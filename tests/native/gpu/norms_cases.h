@@ -49,10 +49,10 @@ inline std::vector<double> ExpectedSquares(const Problem& problem) {
 }
 
 // Tensors of the lengths at which something changes, between others so that there are many, over one of the inputs.
-inline Problem NormsProblem(int kind, DType dtype, uint64_t seed) {
+inline Problem NormsProblem(const std::string& name, DType dtype, uint64_t seed) {
   std::vector<int64_t> lengths = {0, 1, 31, 32, 33, 1023, 1024, 1025, 3000, 65535, 65536, 65537, 0, 140001};
   for (int64_t t = 0; t < 320; ++t) lengths.push_back(t * 7 % 90);  // more than two groups of Setup
-  Problem problem = ManySegments(kind, dtype, lengths, seed);
+  Problem problem = ManySegments(name, dtype, lengths, seed);
   problem.shift = static_cast<int64_t>(seed % 37);
   return problem;
 }

@@ -66,7 +66,8 @@ std::vector<Making> AllProblems() {
     const uint64_t seed = problems.size() + 1;
     problems.push_back([make, seed] { return make(seed); });
   };
-  for (int kind = 0; kind < kKinds; ++kind) {
+  for (const test::SelectionInput& input : test::SelectionInputs()) {
+    const std::string kind = input.name;
     for (DType dtype : kFloats) {
       for (int64_t d : {1, 2, 31, 1000, 8192, 8193, 32768, 32769, 100003, 1000003}) {
         add([=](uint64_t seed) {
@@ -80,7 +81,7 @@ std::vector<Making> AllProblems() {
     add([=](uint64_t seed) {
       std::vector<int64_t> lengths;
       for (int s = 0; s < 161; ++s) lengths.push_back(int64_t{s} * s * s % 70001);
-      return ManySegments(kind, kFloats[kind % 4], lengths, seed);
+      return ManySegments(kind, kFloats[seed % 4], lengths, seed);
     });
   }
   return problems;
@@ -91,11 +92,11 @@ std::vector<Making> AllProblems() {
 std::vector<Making> FewProblems() {
   std::vector<Making> problems;
   const uint64_t seed = 5;  // odd: int32 indices
-  for (int kind : {0, 17}) {
+  for (const char* kind : {"gauss", "a hot run"}) {
     problems.push_back([=] { return ManySegments(kind, DType::kFloat32, {40000, 1, 0, 8193, 33000}, seed); });
   }
   for (int64_t d : {100003, 32769, 8193, 31}) {
-    for (int kind : {0, 7, 11, 16, 17}) {
+    for (const char* kind : {"gauss", "ties", "NaN and infinity", "the tail", "a hot run"}) {
       for (DType dtype : kFloats) problems.push_back([=] { return MakeProblem(kind, dtype, d, d / 100, seed); });
     }
   }

@@ -1,4 +1,4 @@
-"""The library of the GPU's kernels, where nvcc has built it: it loads without a GPU, and refuses in words."""
+"""The library of the GPU's kernels, where nvcc has built it: it loads without a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ pytestmark = pytest.mark.skipif(
     not compare_torch.LIBRARY.is_file(),
     reason="libhvd_ext_gpu.so is not there: the build found no nvcc",
 )
-INVALID = -1
 
 
 @pytest.fixture(scope="module", name="library")
@@ -29,16 +28,6 @@ def test_the_workspace_is_as_large_as_the_header_says(library):
     seen = library.hvd_ext_topk_gpu_workspace(0, ctypes.byref(segment), 1)
     candidates = (4 + 4) * (3 * k + elements // 256 + 4096)
     assert candidates <= seen <= candidates + elements // 512 + 16384
-
-
-def test_wrong_arguments_are_refused_in_words(library):
-    segment = compare_torch.Segment(0, 8, 9)
-    assert library.hvd_ext_topk_gpu_workspace(0, ctypes.byref(segment), 1) == INVALID
-    assert library.hvd_ext_topk_gpu_error() == b"k (9) of segment 0: must be 0 to its 8 elements"
-    segment.k = 1
-    code = library.hvd_ext_topk_gpu(0, None, ctypes.byref(segment), 1, None, 0, None, None, None, 0, None)
-    assert code == INVALID
-    assert b"workspace (0 bytes" in library.hvd_ext_topk_gpu_error()
 
 
 def test_the_library_shows_the_functions_of_its_headers_only():

@@ -66,10 +66,9 @@ constexpr DType kFloats[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16, 
 
 TEST("gpu: every input in every dtype, where candidates are taken in one pass") {
   uint64_t seed = 1;
-  for (int kind = 0; kind < kKinds; ++kind) {
-    for (DType dtype : kFloats) {
-      if (dtype != kFloats[0] && kind % 4 != static_cast<int>(dtype)) continue;
-      Problem problem = MakeProblem(kind, dtype, 33001 + static_cast<int64_t>(seed * 977 % 9000), 0, seed);
+  for (const SelectionInput& input : SelectionInputs()) {
+    for (DType dtype : {DType::kFloat32, kFloats[seed % 3 + 1]}) {
+      Problem problem = MakeProblem(input.name, dtype, 33001 + static_cast<int64_t>(seed * 977 % 9000), 0, seed);
       const int64_t elements = problem.segments[0].elements,
                     ks[] = {1, 50, elements / 100, elements / 10, elements / 4};
       problem.segments[0].k = ks[seed % 5];
@@ -85,23 +84,24 @@ TEST("gpu: every input in every dtype, where candidates are taken in one pass") 
 TEST("gpu: every input, small or with a great k, where x itself is counted") {
   uint64_t seed = 100;
   const int64_t sizes[] = {1, 2, 31, 257, 1000, 8191, 8192, 8193, 16385};
-  for (int kind = 0; kind < kKinds; ++kind) {
+  for (const SelectionInput& input : SelectionInputs()) {
     for (int repeat = 0; repeat < 3; ++repeat) {
       const int64_t elements = sizes[seed % 9];
       const int64_t ks[] = {0, 1, elements / 10, elements / 3, elements / 2, elements - 1, elements};
-      Problem problem = MakeProblem(kind, kFloats[seed % 4], elements, ks[seed / 9 % 7], seed);
+      Problem problem = MakeProblem(input.name, kFloats[seed % 4], elements, ks[seed / 9 % 7], seed);
       problem.shift = static_cast<int64_t>(seed % 129);
       CHECK(MustSelect(problem)[0].from_x);
       ++seed;
     }
   }
-  for (DType dtype : kFloats) MustSelect(MakeProblem(5, dtype, 20011, 20010, 1));  // zeros beside what is not there
+  for (DType dtype : kFloats)
+    MustSelect(MakeProblem("zeros of both signs", dtype, 20011, 20010, 1));  // zeros beside what is not there
 }
 
 TEST("gpu: a sample that sees too much or too little costs reads, not elements") {
   constexpr int64_t kElements = 60000;
   for (bool high : {true, false}) {
-    Problem problem = MakeProblem(0, DType::kFloat32, kElements, high ? 14000 : 1000, 7);
+    Problem problem = MakeProblem("gauss", DType::kFloat32, kElements, high ? 14000 : 1000, 7);
     problem.name = high ? "great where the sample looks" : "small where the sample looks";
     for (uint64_t& bits : problem.bits) bits = (bits & 0x007fffff) | (high ? 0x3f000000 : 0x40000000);
     for (uint32_t t = 0; t < gpu::kSampleThreads; ++t) {
@@ -122,15 +122,15 @@ TEST("gpu: many segments in one call, each with its own k") {
   std::vector<int64_t> lengths = {0, 1, 7, 64, 33000, 5, 0, 8192, 8193, 40000, 0};
   for (int s = 0; s < 60; ++s) lengths.push_back(s * 7 % 300);  // more than a group of Setup, more than a warp of Plan
   for (DType dtype : {DType::kFloat32, DType::kFloat16}) {
-    for (int kind : {0, 7}) MustSelect(ManySegments(kind, dtype, lengths, 5 + kind));
+    for (const char* name : {"gauss", "ties"}) MustSelect(ManySegments(name, dtype, lengths, 5));
   }
 }
 
 TEST("gpu: the answer does not depend on the blocks or on who comes first") {
   gpu::emulated::Machine& machine = gpu::emulated::machine;
   // Ties, and all bins of a histogram in use.
-  for (const Problem& problem :
-       {MakeProblem(7, DType::kFloat32, 70001, 9000, 3), MakeProblem(14, DType::kFloat32, 40000, 15000, 3)}) {
+  for (const Problem& problem : {MakeProblem("ties", DType::kFloat32, 70001, 9000, 3),
+                                 MakeProblem("random bits", DType::kFloat32, 40000, 15000, 3)}) {
     const Answer expected = Expected(problem);
     const int blocks[][2] = {{1, 1}, {1, 3}, {3, 9}, {40, 2}, {2, 4}, {2, 5}};  // processors, blocks at a time
     for (const auto& [processors, resident] : blocks) {

@@ -1,11 +1,4 @@
 // Shared memory between the processes of a job, run by mpirun on any number of ranks.
-#include <dirent.h>
-
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "engines.h"
 #include "harness.h"
 #include "ranks.h"
 #include "transport_contract.h"
@@ -28,32 +21,14 @@ Transport* Shared() {
   return transport->get();
 }
 
-int OpenFiles() {
-  int count = 0;
-  DIR* folder = opendir("/proc/self/fd");
-  CHECK(folder != nullptr);
-  while (readdir(folder) != nullptr) ++count;
-  closedir(folder);
-  return count;
-}
-
 TEST("host mpi: the ranks of one host share memory") {
   for (int peer = 0; peer < Shared()->size(); ++peer) CHECK_EQ(Shared()->IsZeroCopy(peer), peer != Shared()->rank());
   CHECK_EQ(Shared()->Rings(), Shared()->size() > 1);
 }
 
-TEST("host mpi: messages arrive whole") { MessagesArriveWhole(Shared()); }
-TEST("host mpi: messages of one tag keep their order") { MessagesOfOneTagKeepTheirOrder(Shared()); }
-TEST("host mpi: the largest tag carries messages") { TheLargestTagCarriesMessages(Shared()); }
-TEST("host mpi: tags are independent") { TagsAreIndependent(Shared()); }
-TEST("host mpi: opposing large messages do not block") { OpposingLargeMessagesDoNotBlock(Shared()); }
-TEST("host mpi: control messages keep their order") { ControlMessagesKeepTheirOrder(Shared()); }
-TEST("host mpi: data and control do not meet") { DataAndControlDoNotMeet(Shared()); }
-TEST("host mpi: messages received without a copy stay until the receiver lets go") {
-  MessagesReceivedWithoutACopyStay(Shared());
+TEST("host mpi: the contract of a transport holds") {
+  CheckContract([](Contract part) { part(Shared()); });
 }
-TEST("host mpi: messages of other runs are refused") { MessagesOfOtherRunsAreRefused(Shared()); }
-TEST("host mpi: short messages are reported") { ShortMessagesAreReported(Shared()); }
 
 TEST("host mpi: one rank without shared memory goes by MPI, the others share") {
   int last = Shared()->size() - 1;
@@ -61,36 +36,7 @@ TEST("host mpi: one rank without shared memory goes by MPI, the others share") {
   for (int peer = 0; peer < last && mixed->rank() < last; ++peer)
     CHECK_EQ(mixed->IsZeroCopy(peer), peer != mixed->rank());
   CHECK(!mixed->IsZeroCopy(last));
-  MessagesOfOneTagKeepTheirOrder(mixed.get());
-  ControlMessagesKeepTheirOrder(mixed.get());
-  MessagesReceivedWithoutACopyStay(mixed.get());
-}
-
-TEST("host mpi: engines start and stop again and again, and leave no file open") {
-  int before = -1;
-  for (int64_t generation = 1; generation <= 4; ++generation) {
-    // The second one has room for nearly nothing.
-    std::shared_ptr<Engine> engine;
-    CHECK_OK(Engine::Start(Fresh(generation == 2 ? 200 << 10 : 256 << 20), QuickConfig(), generation, &engine));
-    int rank = engine->rank(), size = engine->size();
-    int64_t ring = AddPlan(engine.get(), RingAllreduce(rank, size)),
-            star = AddPlan(engine.get(), StarAllreduce(rank, size));
-    for (int64_t elements : {0, 1, size - 1, size + 1, 100003, 5000001}) {
-      for (int64_t plan : {ring, star}) {
-        for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kInt64}) {
-          CallSpec spec = AllreduceSpec("x", plan, elements, dtype, ReduceOp::kAverage);
-          spec.segment_nbytes = elements > 1000000 ? 0 : 65536;
-          Result result = Call(engine.get(), spec, Input(dtype, elements, rank));
-          CHECK_OK(result.status);
-          CHECK(result.data == Reduced(dtype, ReduceOp::kAverage, elements, size));
-        }
-      }
-    }
-    CHECK(!engine->Stop());
-    engine.reset();
-    if (before < 0) before = OpenFiles();
-    CHECK_EQ(OpenFiles(), before);
-  }
+  CheckContract([&](Contract part) { part(mixed.get()); });
 }
 
 }  // namespace

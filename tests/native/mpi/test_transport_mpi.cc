@@ -1,8 +1,5 @@
 // Run by mpirun on any number of ranks: every rank runs every test, in the same order.
 #include <cstdlib>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "harness.h"
 #include "ranks.h"
@@ -30,15 +27,9 @@ TEST("mpi: the size is what mpirun was told") {
   CHECK(Shared()->rank() >= 0 && Shared()->rank() < Shared()->size());
 }
 
-TEST("mpi: messages arrive whole") { MessagesArriveWhole(Shared()); }
-TEST("mpi: messages of one tag keep their order") { MessagesOfOneTagKeepTheirOrder(Shared()); }
-TEST("mpi: the largest tag carries messages") { TheLargestTagCarriesMessages(Shared()); }
-TEST("mpi: tags are independent") { TagsAreIndependent(Shared()); }
-TEST("mpi: opposing large messages do not block") { OpposingLargeMessagesDoNotBlock(Shared()); }
-TEST("mpi: control messages keep their order") { ControlMessagesKeepTheirOrder(Shared()); }
-TEST("mpi: data and control do not meet") { DataAndControlDoNotMeet(Shared()); }
-TEST("mpi: messages of other runs are refused") { MessagesOfOtherRunsAreRefused(Shared()); }
-TEST("mpi: short messages are reported") { ShortMessagesAreReported(Shared()); }
+TEST("mpi: the contract of a transport holds") {
+  CheckContract([](Contract part) { part(Shared()); });
+}
 
 TEST("mpi: a peer outside the job is reported with the call, the code's text and the peer") {
   char byte = 0;
@@ -52,7 +43,7 @@ TEST("mpi: a peer outside the job is reported with the call, the code's text and
   CHECK_FAILS(Shared()->SendControl(beyond, "x"), Code::kCommunication, "control message to rank");
 }
 
-TEST("mpi: a second transport does not see what was left to the first") {
+TEST("mpi: a second transport works beside the first, and does not see what was left to it") {
   std::shared_ptr<Transport> first = Fresh();
   int me = first->rank(), size = first->size(), next = (me + 1) % size, previous = (me + size - 1) % size;
   // Short messages, which MPI takes at once, and a receive that never matches a message, into memory that stays.
@@ -75,13 +66,6 @@ TEST("mpi: a second transport does not see what was left to the first") {
   CHECK_OK(second->SendControl(next, "new"));
   CHECK_EQ(NextControl(second.get()).second, "new");
   Meet(second.get());
-}
-
-TEST("mpi: two transports in one thread each work") {
-  std::shared_ptr<Transport> other = Fresh();
-  MessagesOfOneTagKeepTheirOrder(other.get());
-  MessagesOfOneTagKeepTheirOrder(Shared());
-  other->Close();
 }
 
 }  // namespace

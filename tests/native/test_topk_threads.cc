@@ -1,0 +1,95 @@
+// Selections and steps of error feedback on threads: their number does not show in the answer.
+#include "parallel.h"
+#include "topk_inputs.h"
+
+namespace hvd_ext::test {
+namespace {
+
+constexpr int64_t kElements = 540003;  // so many that kernels divide the work
+
+TEST("top-k: the number of threads does not show in the answer") {
+  TopKScratch scratch;
+  for (const char* name : {"constant", "the tail"}) {
+    const std::vector<uint32_t> x = Input(kFloat32, name, kElements);
+    for (topk::Misled misled : {topk::Misled::kNot, topk::Misled::kLow, topk::Misled::kHigh}) {
+      for (int64_t k : {kElements / 1000, kElements / 2}) {
+        const With with(topk::BestPath(), misled);
+        const std::vector<TopKSegment> segments = {{0, kElements, k}};
+        const auto alone = Run({}, kFloat32, x.data(), segments, nullptr, false, &scratch);
+        int64_t last = alone.indices[0];
+        for (int64_t i : alone.indices) last = Before(x, last, i) ? i : last;
+        int64_t better = 0;  // nothing that is left out comes before the last pick
+        for (int64_t i = 0; i < kElements; ++i) better += Before(x, i, last);
+        CHECK_EQ(better, k - 1);
+        const auto picked = Run({}, kFloat32, x.data(), segments, Threads(3), true, &scratch);
+        CHECK(picked.indices == alone.indices);
+        CHECK(picked.values == alone.values);
+      }
+    }
+  }
+}
+
+TEST("top-k: segments that threads divide keep apart, with every selector") {
+  const std::vector<uint32_t> x = Input(kFloat32, "layers", kElements + 100);
+  const std::vector<TopKSegment> segments = {
+      {3, 64, 1}, {70, 270000, 270}, {270070, 5000, 2500}, {275080, 264999, 2650}, {540079, 2, 1}};
+  for (Selector selector :
+       {Selector::kExact, Selector::kMSTopK, Selector::kDgc, Selector::kThreshold, Selector::kRandom}) {
+    TopKOptions options;
+    options.selector = selector;
+    options.threshold = 2;
+    TopKScratch scratch;
+    const auto alone = Run(options, kFloat32, x.data(), segments, nullptr, true, &scratch);
+    const auto picked = Run(options, kFloat32, x.data(), segments, Threads(2), true, &scratch);
+    CHECK(picked.counts == alone.counts);
+    CHECK(picked.indices == alone.indices);
+    CHECK(picked.values == alone.values);
+  }
+}
+
+struct Step {
+  std::vector<float> gradient, residual, velocity, values;
+  std::vector<int64_t> indices;
+};
+
+Step FirstStep(int64_t k) {
+  auto floats = [](const char* name) {
+    std::vector<float> x;
+    for (uint32_t bits : Input(kFloat32, name, kElements)) x.push_back(FloatOf(bits));
+    return x;
+  };
+  const size_t picks = static_cast<size_t>(k);
+  return {floats("gauss"), floats("layers"), floats("laplace"), std::vector<float>(picks), std::vector<int64_t>(picks)};
+}
+
+Step On(const ParallelFor& parallel_for, Step step, bool dense) {
+  ErrorFeedback feedback;
+  feedback.gradient = step.gradient.data();
+  feedback.residual = feedback.next_residual = step.residual.data();
+  feedback.velocity = feedback.next_velocity = step.velocity.data();
+  feedback.correction.momentum = 0.9f;
+  TopKScratch scratch;
+  const TopKSegment segment{0, kElements, static_cast<int64_t>(step.values.size())};
+  int64_t count = 0;
+  bool non_finite = false;
+  if (dense) Accumulate(feedback, kElements, step.gradient.data(), parallel_for);
+  if (!dense) {
+    TopKErrorFeedback({}, feedback, &segment, 1, &scratch, parallel_for, &count, step.indices.data(), true,
+                      step.values.data(), &non_finite);
+  }
+  return step;
+}
+
+TEST("error feedback: the number of threads does not show in a step, sparse or dense") {
+  for (int64_t k : {900, 200000}) {
+    const Step first = FirstStep(k);
+    for (bool dense : {false, true}) {
+      const Step alone = On(nullptr, first, dense), threads = On(Threads(3), first, dense);
+      CHECK(threads.gradient == alone.gradient && threads.residual == alone.residual);
+      CHECK(threads.velocity == alone.velocity && threads.values == alone.values && threads.indices == alone.indices);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hvd_ext::test
