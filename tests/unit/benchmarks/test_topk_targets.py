@@ -12,7 +12,7 @@ from benchmarks.studies.__main__ import app
 from benchmarks.studies.topk_targets import TARGETS, verdict, verdicts, verdicts_of
 from hvd_ext.bench import results
 from hvd_ext.bench.topk import NAMES
-from tests.unit.bench.test_topk import result_of, rows_of
+from tests.unit.bench.rows import FACTS, topk_rows as rows_of
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,10 @@ def test_a_target_is_about_its_lengths_threads_and_inputs() -> None:
     assert items == ["x one read pass of as many threads"]
     assert [target["item"] for target in verdicts(rows_of(input="nan"))] == ["x one read pass, hard inputs"]
     assert {target.contestant for target in TARGETS} <= set(NAMES)
+
+
+def result_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return results.result_of(FACTS, rows, results.TOPK)
 
 
 def test_each_run_of_a_file_has_verdicts_of_its_own() -> None:
