@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 280
 HOROVOD = importlib.util.find_spec("horovod") is not None
 BENCH = [sys.executable, "-m", "hvd_ext", "bench"]
@@ -22,6 +23,7 @@ def done(command: Sequence[str], status: int = 0, **environment: str) -> subproc
     """Run a command to its end and check its status."""
     ended = subprocess.run(
         command,
+        cwd=ROOT,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

@@ -9,12 +9,9 @@ from collections import Counter
 import numpy as np
 import pytest
 from images.classes import COLOURS, MAX_CLASSES, SHAPES, TEXTURES, ImageClass, classes
-from images.drawing import shape_mask, texture_mask
 from images.manifest import Recipe
 from images.scene import draw, jpeg
 from PIL import Image
-
-SQUARE = np.mgrid[-1:1:64j, -1:1:64j].astype(np.float32)
 
 
 def test_a_set_of_64_is_a_full_cube_so_that_two_attributes_never_tell_the_class() -> None:
@@ -38,19 +35,6 @@ def test_classes_are_different_and_every_split_is_balanced(count: int) -> None:
     for wrong in (0, 1, MAX_CLASSES + 1):
         with pytest.raises(ValueError, match=f"classes \\({wrong}\\)"):
             classes(wrong)
-
-
-def test_shapes_and_textures_differ_and_fill_a_good_part_of_their_square() -> None:
-    shapes = {name: shape_mask(name, SQUARE[1], SQUARE[0]) for name in SHAPES}
-    random = np.random.default_rng(1)
-    textures = {name: texture_mask(name, 3 * SQUARE[1], 3 * SQUARE[0], random) for name in TEXTURES}
-    for masks, least in ((shapes, 0.08), (textures, 0.2)):
-        for name, mask in masks.items():
-            assert 0.2 < mask.mean() < 0.8, name
-        for one, other in itertools.combinations(masks, 2):
-            assert (masks[one] != masks[other]).mean() > least, (one, other)
-    with pytest.raises(KeyError):
-        texture_mask("plaid", SQUARE[0], SQUARE[1], random)
 
 
 @pytest.mark.parametrize("pixels", [16, 33, 64])

@@ -14,6 +14,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -445,35 +446,17 @@ def test_a_display_is_for_a_terminal_that_can_show_it(
     assert views.size(terminal) == (90, 12)
     (tmp_path / "log").touch()
     assert [views.size(str(path)) for path in (tmp_path / "log", tmp_path / "none", "/dev/null")] == [None] * 3
+    # the output of a rank ends where that of its launcher does, unless the launcher writes words of its own into it
+    for words, end in ((["orterun"], "/proc/12345/fd/1"), (["mpirun", "--tag-output"], None)):
+        parent = SimpleNamespace(name=lambda words=words: words[0], cmdline=lambda words=words: words, pid=12345)
+        with monkeypatch.context() as patch:
+            patch.setattr(psutil.Process, "parents", lambda _, parent=parent: [parent])
+            patch.setattr(views, "size", lambda path: (90, 12))
+            assert views.end_of(1) == end
     monkeypatch.setattr(views, "end_of", lambda number: terminal)
     for term, kind in (("xterm-256color", views.Screen), ("dumb", views.Lines)):
         monkeypatch.setenv("TERM", term)
         assert type(views.begin(chosen(), now)) is kind
-
-
-class Parent:
-    """A process above this one."""
-
-    def __init__(self, name: str, *words: str) -> None:
-        self.name, self.cmdline, self.pid = lambda: name, lambda: [name, *words], 12345
-
-
-@pytest.mark.parametrize(
-    ("parents", "end"),
-    [
-        ([Parent("bash")], "/proc/self/fd/1"),
-        ([Parent("bash"), Parent("orterun_wrapper", "-np", "2"), Parent("bash")], "/proc/12345/fd/1"),
-        ([Parent("mpirun", "--tag-output")], None),
-    ],
-)
-def test_output_ends_where_that_of_the_launcher_does(
-    monkeypatch: pytest.MonkeyPatch, parents: list[Parent], end: str | None
-) -> None:
-    monkeypatch.setattr(psutil.Process, "parents", lambda _: parents)
-    monkeypatch.setattr(views, "size", lambda path: (90, 12))
-    assert views.end_of(1) == end
-    monkeypatch.setattr(views, "size", lambda path: None)
-    assert views.end_of(1) is None
 
 
 SUMMARY = {
@@ -507,17 +490,6 @@ def test_a_display_shows_the_present_and_the_newest_epochs_below_standard_error(
     assert "its end\n" in text.getvalue()
     assert text.getvalue().count("\x1b[?25l") == text.getvalue().count("\x1b[?25h") == 1  # the cursor is back
     assert "phases" in text.getvalue()[text.getvalue().rindex("\x1b[?25h") :]
-
-
-@pytest.mark.parametrize("width", [78, 77])
-def test_a_table_of_epochs_fits_into_the_terminal(width: int) -> None:
-    text = io.StringIO()
-    large = row(4, batch=32768, images_per_s=123456.0, hours=23.5, wall_hours=24.5)
-    Console(file=text, width=width).print(views.epochs([large], width))
-    head, line = text.getvalue().splitlines()
-    assert "…" not in text.getvalue()
-    assert ("gradients" in head) == ("32,768" in line) == (width >= 78)
-    assert "23:30:00" in line
 
 
 def test_the_end_says_what_was_taken() -> None:
