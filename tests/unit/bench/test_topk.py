@@ -284,7 +284,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return pretend
 
 
-def test_every_number_of_threads_has_a_process_and_notes_are_said_once(worker: Any) -> None:
+def test_every_number_of_threads_has_a_process_and_one_that_fails_is_told_with_its_last_words(worker: Any) -> None:
     worker()
     told: list[tuple[str, int]] = []
     request = Request(inputs=("gauss", "nan"), densities=(0.5,), threads=(1, 2))
@@ -293,10 +293,7 @@ def test_every_number_of_threads_has_a_process_and_notes_are_said_once(worker: A
         (threads, name, 2.0, 1.0) for threads in (1, 2) for name in ("gauss", "nan")
     ]
     assert sum(ready for _, ready in told) == request.groups()
-    assert notes == [topk.NO_TORCH, topk.NO_GPU]
-
-
-def test_a_process_that_fails_is_told_with_its_last_words(worker: Any) -> None:
+    assert notes == [topk.NO_TORCH, topk.NO_GPU]  # each is said once
     worker(status=3)
     with pytest.raises(JobError, match=r"(?s)status 3.*the last words"):
         measure(Request())

@@ -58,14 +58,6 @@ def test_overwritten_results_of_full_rounds_are_those_of_full_rounds(data):
         np.testing.assert_allclose(own, kept, rtol=1e-2, atol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", [mode for mode in study.MODES if mode.rate != study.LOWER], ids=lambda mode: mode.name)
-def test_a_seed_gives_the_same_weights_twice(data, mode):
-    first, second = (learnt(data, mode)[-1] for _ in range(2))
-    for one, other in zip(first, second, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
-
-
 def applied(mode, steps=60):
     """The sums that rounds apply, of gradients that are integers and depend on rank and step alone."""
     means, before = [], np.zeros(1, np.float32)

@@ -109,21 +109,19 @@ def test_a_set_that_was_changed_or_made_with_another_recipe_is_refused(tmp_path:
         make(tmp_path)
 
 
-def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_holds_something_else_or_is_being_written_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(ImageSetError, match="not empty"):
         make(tmp_path)
     with pytest.raises(ImageSetError, match="must be a folder"):
         make(tmp_path / "thesis.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-
-
-def test_two_runs_into_one_folder_are_refused(tmp_path: Path) -> None:
-    with (tmp_path / writing.LOCK).open("w") as lock:
+    (tmp_path / "set").mkdir()
+    with (tmp_path / "set" / writing.LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ImageSetError, match="being written by another process"):
-            make(tmp_path)
-    make(tmp_path)
+            make(tmp_path / "set")
+    assert make(tmp_path / "set")["complete"]
 
 
 @pytest.mark.parametrize(
