@@ -54,7 +54,8 @@ def test_plots_of_kept_results_have_few_lines_and_titles_that_fit(
     assert done.exit_code == 0, done.output
     (figure,) = seen
     assert figure.get_supxlabel().startswith("not drawn: ") == left_out
-    assert_readable(figure)
+    if command != "plot-data":  # whose only panel needs no title
+        assert_readable(figure)
     assert (tmp_path / "x.png").read_bytes().startswith(PNG)
 
 
@@ -240,7 +241,10 @@ def test_selections_have_bars_beside_the_pass_or_lines_over_the_length(tmp_path:
 
 
 def test_bars_of_data_are_over_a_copy_of_the_same_bytes(tmp_path: Path, seen: list[Any]) -> None:
-    times = {"27.6 kB": {"memcpy": 4, "datacache": 6, "decode": 1000}, "3.1 kB": {"memcpy": 0.5, "datacache": 3}}
+    times: dict[str, dict[str, float]] = {
+        "27.6 kB": {"memcpy": 4, "datacache": 6, "decode": 1000},
+        "3.1 kB": {"memcpy": 0.5, "datacache": 3},
+    }
     rows = [
         {"part": "hits", "quantity": CPU, "place": place, "contestant": name, "median": 1e-6 * micros}
         for place, contestants in times.items()
