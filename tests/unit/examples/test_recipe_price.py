@@ -152,13 +152,6 @@ def test_through_host_memory_only_the_links_inside_hosts_change() -> None:
     assert prices[True].communication_s > prices[False].communication_s + copied_s
 
 
-def test_batches_that_the_cluster_cannot_divide_are_refused() -> None:
-    with pytest.raises(settings.SettingsError, match="3 ranks cannot divide it evenly"):
-        price.predict(small(), presets.cluster([2, 1], INSIDE, BETWEEN), 6400)
-    with pytest.raises(settings.SettingsError, match=r"topk: .*densty"):
-        price.predict(small("topk={densty: 0.1}"), TREE, 6400)
-
-
 def test_a_dry_run_of_the_original_prints_phases_money_and_the_papers_figures(tmp_path: Path) -> None:
     console, path = Console(width=200, record=True, file=io.StringIO()), tmp_path / "price.json"
     original = settings.read("dawnbench")
