@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,12 +10,11 @@ import numpy as np
 import pytest
 
 from benchmarks.studies.convergence import data as data_sets
+from tests.mpi.benches import done
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_S = 280
 STUDIES = [sys.executable, "-m", "benchmarks.studies"]
-ROOT = Path(__file__).resolve().parents[2]
 PLAN = """
 hosts: [1, 1]
 seeds: [1]
@@ -32,17 +30,11 @@ settings:
 """
 
 
-def run(*arguments: str) -> str:
-    command = [*STUDIES, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert done.returncode == 0, done.stderr + done.stdout
-    return done.stdout
-
-
 def test_sparse_and_dense_sums_are_measured_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "sums.json"
     names = "hitopk@0.1:fp16,naive_allgather@0.1,gtopk@0.05:bf16,flexreduce:fp16,mpi"
-    run("hitopk", "--algorithms", names, "--elements", "1003", "--repetitions", "3", "--json", str(path))
+    options = ["--algorithms", names, "--elements", "1003", "--repetitions", "3", "--json", str(path)]
+    done([*STUDIES, "hitopk", *options])
     rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
     assert list(rows) == names.split(",")
     assert all(row["correct"] for row in rows.values())
@@ -62,12 +54,12 @@ def test_a_study_is_done_once(tmp_path: Path) -> None:
     folder.mkdir()
     data_sets.save(folder / "images.npz", data_sets.Data(splits[0], splits[1], "random"))
     (tmp_path / "plan.yaml").write_text(PLAN)
-    study = ["convergence", str(tmp_path / "plan.yaml"), "--folder", str(folder), "--seeds", "1"]
-    run(*study, "--json", str(tmp_path / "all.json"))
+    study = [*STUDIES, "convergence", str(tmp_path / "plan.yaml"), "--folder", str(folder), "--seeds", "1"]
+    done([*study, "--json", str(tmp_path / "all.json")])
     rows = json.loads((tmp_path / "all.json").read_text())["rows"]
     assert [row["setting"] for row in rows] == ["dense", "hitopk"]
     for row in rows:
         assert row["equal"] is True
         assert row["tested"] == 20  # two labels of ten images
     assert [[point["steps"] for point in row["curves"]["1"]] for row in rows] == [[6], [6, 12]]
-    assert "0 of 2 runs are missing" in run(*study, "--missing")
+    assert "0 of 2 runs are missing" in done([*study, "--missing"]).stdout

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from hvd_ext.cluster.tools import obstacle
+from tests.mpi.benches import marked
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TIMEOUT_S = 560
@@ -30,18 +31,6 @@ def demo(tmp_path: Path, *options: str, **environment: str) -> subprocess.Comple
     return subprocess.run(
         command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env={**os.environ, **environment}
     )
-
-
-def marked(value: str) -> list[psutil.Process]:
-    """The living processes whose environment has our mark."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == value and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
 
 
 def is_rank(process: psutil.Process) -> bool:
@@ -124,14 +113,14 @@ def test_an_interrupt_leaves_no_process_behind(tmp_path: Path, number: signal.Si
         child = subprocess.Popen(command, stdout=shown, stderr=shown, env={**os.environ, MARK: value}, preexec_fn=heeds)
         try:
             end = time.monotonic() + TIMEOUT_S
-            while len([process for process in marked(value) if is_rank(process)]) < 2:
+            while len([process for process in marked(MARK, value) if is_rank(process)]) < 2:
                 assert time.monotonic() < end
                 assert child.poll() is None, (tmp_path / "shown").read_text()
                 time.sleep(0.1)
             child.send_signal(number)
             assert child.wait(TIMEOUT_S) == 130
-            assert marked(value) == []
+            assert marked(MARK, value) == []
         finally:
-            for process in marked(value):
+            for process in marked(MARK, value):
                 process.kill()
             child.wait()

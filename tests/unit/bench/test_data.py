@@ -1,69 +1,55 @@
-"""The benchmark of data without processes: what it refuses, how rows are joined, judged, shown and drawn."""
+"""The benchmark of data: samples, sources and contestants of its processes, and how rows are judged by goals."""
 
 from __future__ import annotations
 
-import io
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from rich.console import Console
+import tensorflow as tf
 from typer.testing import CliRunner
 
-from benchmarks.studies.page import data_markdown
-from hvd_ext.bench import data, data_goals, results
+from hvd_ext.bench import data_first, data_half, data_hits, data_many, data_pictures, data_second, results
 from hvd_ext.bench.cli import app
-from hvd_ext.bench.data import CONTESTANTS, NAMES, PACKAGES, PARTS, Request, rows_of
-from hvd_ext.bench.data_goals import CPU, FIRST_BATCH, FIRST_WAIT, GOALS, LATER_WAIT, MEMORY, TRAINING, UNITS, judged
-from hvd_ext.bench.data_plot import COLOURS, draw_data
-from hvd_ext.bench.data_ranks import NOTHING, beside_nothing
-from hvd_ext.bench.data_table import data_faults, data_table, figure, missed
-from hvd_ext.bench.data_worker import MODULES, Task
-from hvd_ext.errors import InvalidError
-from tests.unit.drawing import assert_colours_differ
-
-# CPU seconds of a sample, by place and contestant.
-HITS = {
-    "27.6 kB": {"memcpy": 4e-6, "datacache": 6e-6, "cache": 8e-6, "decode": 1e-3},
-    "3.1 kB": {"memcpy": 0.5e-6, "datacache": 3e-6, "cache": 5e-6, "decode": 2e-4},
-}
-
-
-def event(part_place: str, contestant: str, quantity: str, samples: list[float], **facts: Any) -> dict[str, Any]:
-    return {"place": part_place, "contestant": contestant, "quantity": quantity, "samples": samples, "facts": facts}
-
-
-def rows(wrong: str = "") -> list[dict[str, Any]]:
-    events = [
-        event(place, name, CPU, [0.9 * cpu_s, cpu_s, 1.3 * cpu_s], wrong="sample 3 is gone" if name == wrong else "")
-        for place, found in HITS.items()
-        for name, cpu_s in found.items()
-    ]
-    return [{**row, "correct": not row["wrong"]} for row in judged(rows_of("hits", events))]
-
-
-def of(found: list[dict[str, Any]], place: str, contestant: str) -> dict[str, Any]:
-    (row,) = (row for row in found if (row["place"], row["contestant"]) == (place, contestant))
-    return row
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"parts": ("disk",)},
-        {"parts": ("hits", "hits")},
-        {"parts": ()},
-        {"contestants": ("torch",)},
-        {"repetitions": 0},
-        {"scale": 0.0},
-        {"scale": 1.5},
-        {"timeout_s": 0.0},
-    ],
-    ids=str,
+from hvd_ext.bench.data import CONTESTANTS, NAMES, PARTS, rows_of
+from hvd_ext.bench.data_goals import (
+    CPU,
+    DECODED,
+    FIRST_BATCH,
+    FIRST_WAIT,
+    GOALS,
+    HITS,
+    LATER_WAIT,
+    MEMORY,
+    PRIVATE,
+    SOURCE_BYTES,
+    START,
+    STATE,
+    TRAINING,
+    UNITS,
+    judged,
 )
-def test_a_request_that_cannot_be_measured_is_refused_with_the_rule(given: dict[str, Any]) -> None:
-    with pytest.raises(InvalidError, match=r"must (be|name)"):
-        Request(**given)
+from hvd_ext.bench.data_memory import private_bytes, pss_bytes, spent
+from hvd_ext.bench.data_pictures import Numbered, Source, decoded, write_pictures
+from hvd_ext.bench.data_ranks import NOTHING, beside_nothing
+from hvd_ext.bench.data_table import figure, missed
+from hvd_ext.bench.data_ways import theirs
+from hvd_ext.bench.data_worker import MODULES, Task, teller
+from hvd_ext.bench.sampling import EVENTS, Follower
+from hvd_ext.data import store
+
+SCALE = 1 / 4096  # as few samples as can be
+
+
+def event(place: str, contestant: str, quantity: str, samples: list[float], **facts: Any) -> dict[str, Any]:
+    return {"place": place, "contestant": contestant, "quantity": quantity, "samples": samples, "facts": facts}
+
+
+def by_contestant(rows: list[dict[str, Any]], place: str) -> dict[str, dict[str, Any]]:
+    return {row["contestant"]: row for row in rows if row["place"] == place}
 
 
 def test_every_part_has_a_module_contestants_and_names() -> None:
@@ -71,22 +57,6 @@ def test_every_part_has_a_module_contestants_and_names() -> None:
     assert {name for names in CONTESTANTS.values() for name in names} == set(NAMES)
     assert {goal.part for goal in GOALS} == set(PARTS)
     assert {goal.quantity for goal in GOALS} <= set(UNITS)
-
-
-def test_what_is_not_installed_is_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "PACKAGES", {"grain": ("no_such_package", "Grain is left out"), **PACKAGES})
-    monkeypatch.setitem(data.PACKAGES, "grain", ("no_such_package", "Grain is left out"))
-    request = Request(parts=("hits",), contestants=("memcpy", "grain"))
-    assert request.of("hits") == ("memcpy",)
-    assert request.notes() == ["Grain is left out"]
-    assert Request(parts=("half",)).notes() == []
-    assert len(Request(parts=("half",), scale=0.5).notes()) == 1
-
-
-def test_a_task_arrives_as_it_was_sent() -> None:
-    task = Task("hits", "folder", 0.25, 3, ("memcpy", "cache"), {"side": 32})
-    assert Task.read(task.write()) == task
-    assert (task.count(1000, 10), task.count(10, 10)) == (250, 20)
 
 
 def test_samples_of_several_processes_are_one_row_and_the_first_fault_stays() -> None:
@@ -101,20 +71,30 @@ def test_samples_of_several_processes_are_one_row_and_the_first_fault_stays() ->
     assert (row["wrong"], row["unit"], row["count"]) == ("9 samples", "s", 10)
 
 
-def test_goals_are_medians_of_the_ratios_of_turns() -> None:
-    found = rows()
-    memcpy, cache = of(found, "27.6 kB", "datacache")["goals"]
-    assert (memcpy["over"], memcpy["most"], memcpy["met"]) == ("memcpy", 1.8, True)
-    assert memcpy["measured"] == pytest.approx(1.5) and cache["measured"] == pytest.approx(0.75)
-    (small,) = of(found, "3.1 kB", "datacache")["goals"]
-    assert (small["measured"], small["met"]) == (pytest.approx(0.6), False)
-    assert all(not row["goals"] for row in found if row["contestant"] != "datacache")
-    assert [line for line in missed(found) if "3.1 kB" in line and "at most 0.5: MISSED" in line] == missed(found)
-
-
-def test_a_goal_over_what_was_not_measured_is_left_out() -> None:
-    (row,) = judged(rows_of("hits", [event("27.6 kB", "datacache", CPU, [1e-5])]))
-    assert row["goals"] == []
+def test_goals_are_medians_of_the_ratios_of_turns_with_what_was_measured() -> None:
+    micros = {"27.6 kB": {"memcpy": 4, "datacache": 6, "cache": 8}, "3.1 kB": {"datacache": 3, "cache": 5}}
+    told = [
+        event(place, name, CPU, [0.9e-6 * micro, 1e-6 * micro, 1.3e-6 * micro])
+        for place, times in micros.items()
+        for name, micro in times.items()
+    ]
+    told[1]["samples"] = [9e-6, 6e-6, 7.8e-6]  # x memcpy 2.5, 1.5, 1.5
+    rows = judged(rows_of("hits", told))
+    large, small = (by_contestant(rows, place) for place in micros)
+    memcpy, cache = large["datacache"]["goals"]
+    assert (memcpy["over"], memcpy["most"], memcpy["measured"], memcpy["met"]) == (
+        "memcpy",
+        1.8,
+        pytest.approx(1.5),
+        True,
+    )
+    assert cache["measured"] == pytest.approx(0.75)
+    (over_cache,) = small["datacache"]["goals"]
+    assert (over_cache["measured"], over_cache["met"]) == (pytest.approx(0.6), False)
+    assert all(not row["goals"] for row in rows if row["contestant"] != "datacache")
+    assert [line for line in missed(rows) if "3.1 kB" in line and "at most 0.5: MISSED" in line] == missed(rows)
+    (alone,) = judged(rows_of("hits", [event("27.6 kB", "datacache", CPU, [1e-5])]))
+    assert alone["goals"] == []  # what it would be compared with was not measured
 
 
 def test_memory_counts_beside_the_job_without_data() -> None:
@@ -124,12 +104,12 @@ def test_memory_counts_beside_the_job_without_data() -> None:
         event("summed PSS", "datacache", MEMORY, [1.20e9, 1.21e9, 1.19e9], **facts),
         event("summed PSS", "cache", MEMORY, [1.5e9] * 3, **facts),
     ]
-    found = {row["contestant"]: row for row in judged(beside_nothing(rows_of("ranks", told)))}
-    assert set(found) == {"datacache", "cache"}
-    assert found["datacache"]["median"] == pytest.approx(0.19e9)
-    (goal,) = found["datacache"]["goals"]
+    rows = by_contestant(judged(beside_nothing(rows_of("ranks", told))), "summed PSS")
+    assert set(rows) == {"datacache", "cache"}
+    assert rows["datacache"]["median"] == pytest.approx(0.19e9)
+    (goal,) = rows["datacache"]["goals"]
     assert (goal["most"], goal["met"]) == (pytest.approx(190e6), True)
-    (goal,) = judged([{**found["cache"], "contestant": "datacache"}])[0]["goals"]
+    (goal,) = judged([{**rows["cache"], "contestant": "datacache"}])[0]["goals"]
     assert goal["met"] is False
 
 
@@ -140,77 +120,146 @@ def test_waiting_is_compared_with_our_first_epoch_and_training_with_reading_ever
         event("2 hosts", "datacache", TRAINING, [4.0, 4.0, 4.0]),
         event("2 hosts", "decode", TRAINING, [9.0, 7.0, 10.0]),
     ]
-    found = {row["quantity"]: row for row in judged(rows_of("slow", told)) if row["contestant"] == "datacache"}
-    (wait,) = found[LATER_WAIT]["goals"]
+    rows = {row["quantity"]: row for row in judged(rows_of("slow", told)) if row["contestant"] == "datacache"}
+    (wait,) = rows[LATER_WAIT]["goals"]
     assert (wait["over"], wait["measured"], wait["met"]) == (FIRST_WAIT, pytest.approx(0.1), True)
-    (speed,) = found[TRAINING]["goals"]
+    (speed,) = rows[TRAINING]["goals"]
     assert (speed["least"], speed["measured"], speed["met"]) == (2.0, 2.25, True)
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "words"),
-    [(0.0000075, "s", "7.5 us"), (-0.002, "s", "-2 ms"), (2e7, "bytes", "20 MB"), (12, "bytes", "12 B")]
-    + [(0.5004, "share", "0.5004"), (1024, "samples", "1,024")],
-)
-def test_figures_have_their_units(value: float, unit: str, words: str) -> None:
-    assert figure(value, unit) == words
+def test_figures_have_their_units() -> None:
+    figures = [(7.5e-6, "s"), (-0.002, "s"), (2e7, "bytes"), (12, "bytes"), (0.5004, "share"), (1024, "samples")]
+    assert [figure(*pair) for pair in figures] == ["7.5 us", "-2 ms", "20 MB", "12 B", "0.5004", "1,024"]
 
 
-def test_the_tables_name_every_row_once_and_a_wrong_one_aloud() -> None:
-    found = rows(wrong="cache")
-    run = {"date": "", "versions": {}, "machine": dict.fromkeys(("processor", "cores", "memory_gib", "system"), 1)}
-    run["machine"]["load_before"] = 0.0
-    result = results.result_of(run | {"notes": ["Grain is left out"]}, found, results.DATA)
-    console = Console(width=260, record=True, file=io.StringIO())
-    console.print(data_table(result))
-    lines = [line for line in console.export_text().splitlines() if line.startswith("│")]
-    assert sum("DataCache" in line for line in lines) == 2
-    assert sum("cache() WRONG" in line for line in lines) == 2
-    faults = data_faults(found)
-    assert faults[0] == "wrong samples: cache(), samples that were read before, 27.6 kB: sample 3 is gone"
-    written = data_markdown(result)
-    assert written.count("| DataCache |") == 2 and f"- {faults[0]}" in written and "- Grain is left out" in written
+def measured(module: Any, task: Task) -> dict[tuple[str, str], list[Any]]:
+    """Measure a part in this process; give samples by contestant and quantity, and check that nothing was wrong."""
+    task.path(EVENTS).unlink(missing_ok=True)
+    module.measure(task, teller(task))
+    found: dict[tuple[str, str], list[Any]] = {}
+    for event in Follower(task.path(EVENTS)).new():
+        assert not event["facts"].get("wrong"), event
+        found.setdefault((event["contestant"], event["quantity"]), []).extend(event["samples"])
+    return {key: samples for key, samples in found.items() if samples}
+
+
+def test_a_numbered_picture_is_the_same_with_and_without_tensorflow() -> None:
+    numbered = Numbered(8, pool=7)
+    for number in (0, 6, 7, 5000):
+        picture, label = numbered.load(tf.constant(number, tf.int64))
+        np.testing.assert_array_equal(picture, numbered.pictures([number])[0])
+        assert (int(label), label.dtype) == (number, tf.int32)
+    assert len(np.unique(numbered.pictures(range(1000)).reshape(1000, -1), axis=0)) == 1000
+
+
+def test_a_picture_of_another_sample_is_found() -> None:
+    numbered = Numbered(8)
+    pictures = numbered.pictures([3, 4, 5])
+    assert numbered.fault(pictures, [3, 4, 5]) == ""
+    assert "sample 7" in numbered.fault(pictures, [3, 7, 5])
+
+
+def test_photographs_are_the_same_each_time_and_decode_to_their_size(tmp_path: Path) -> None:
+    first = write_pictures(tmp_path / "a", 3, 40, 56)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "000000.jpg").write_bytes(Path(first[0]).read_bytes())
+    second = write_pictures(tmp_path / "b", 3, 40, 56)
+    assert [Path(one).read_bytes() for one in first] == [Path(one).read_bytes() for one in second]
+    assert len({Path(one).read_bytes() for one in first}) == 3
+    picture = decoded(tf.io.read_file(first[2]), 24)
+    assert (picture.shape, picture.dtype) == ((24, 24, 3), tf.uint8)
+    assert np.std(picture) > 20
+
+
+def test_readers_of_a_slow_source_share_its_rate_and_a_file_takes_its_time(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(20_000))
+    for rate, file_s, least_s in ((1e6, 0.0, 0.119), (1e9, 0.02, 0.06)):  # 120 kB at 1 MB/s; three reads one by one
+        readers = [Source(tmp_path / f"shared{file_s}", rate, file_s) for _ in range(2)]
+        begin = time.monotonic()
+        for _ in range(3):
+            assert [one.read(str(file).encode()) for one in readers] == [bytes(20_000)] * 2
+        assert time.monotonic() - begin >= least_s
+        assert [(one.files, one.bytes) for one in readers] == [(3, 60_000)] * 2
+
+
+def test_memory_of_a_process_is_seen() -> None:
+    before, shared = private_bytes(), pss_bytes()
+    kept = np.ones(30_000_000, np.uint8)
+    assert private_bytes() - before > 25_000_000
+    assert pss_bytes() - shared > 25_000_000
+    assert spent(lambda: kept.sum())[2] == kept.size
+
+
+def test_an_unknown_way_of_tf_data_keeps_nothing_and_ours_is_refused(tmp_path: Path) -> None:
+    samples = tf.data.Dataset.range(3)
+    assert theirs("decode", samples, tmp_path) is samples
+    with pytest.raises(ValueError, match="is not one of"):
+        theirs("datacache", samples, tmp_path)
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: python -m pip install matplotlib")
-    from hvd_ext.bench import data_plot
-
-    figures: list[Any] = []
-    finish = data_plot.finish
-    monkeypatch.setattr(data_plot, "finish", lambda figure, *rest: (figures.append(figure), finish(figure, *rest)))
-    return figures
-
-
-def test_a_plot_has_bars_over_a_copy_of_the_bytes(tmp_path: Path, seen: list[Any]) -> None:
-    draw_data(rows(), tmp_path / "x.png")
-    (axis,) = seen[0].axes
-    assert_colours_differ({"contestants": list(COLOURS.values())})
-    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["27.6 kB", "3.1 kB"]
-    _, labels = axis.get_legend_handles_labels()
-    assert set(labels) == {"DataCache", "cache()", "decode from disk", "memcpy"}
-    heights = sorted(bar.get_height() for bar in axis.patches)
-    assert heights == pytest.approx([1.5, 2, 6, 10, 250, 400])
-    with pytest.raises(InvalidError, match="nothing to draw"):
-        draw_data([row for row in rows() if row["contestant"] != "memcpy"], tmp_path / "y.png")
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little pictures and small batches, in all parts."""
+    monkeypatch.setattr(data_pictures, "HEIGHT", 40)
+    monkeypatch.setattr(data_pictures, "WIDTH", 56)
+    monkeypatch.setattr(data_hits, "BATCH", 8)
+    for module in (data_first, data_second):
+        monkeypatch.setattr(module, "BATCH", 4)
+        monkeypatch.setattr(module, "write_pictures", lambda folder, count: write_pictures(folder, count, 40, 56))
+    monkeypatch.setattr(data_half, "BATCH", 8)
+    monkeypatch.setattr(data_half, "SIDE", 16)
 
 
-def test_several_files_become_one_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: python -m pip install matplotlib")
-    for name in ("a.json", "b.json"):
-        results.save(tmp_path / name, results.result_of({}, rows(), results.DATA))
-    files = [str(tmp_path / name) for name in ("a.json", "b.json")]
-    done = CliRunner().invoke(app, ["plot-data", *files, "--output", str(tmp_path / "x.png"), "--only", "cache"])
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG\r\n")
+def test_contestants_of_hits_hand_over_every_sample(tmp_path: Path, small: None) -> None:
+    names = ("memcpy", "datacache", "cache", "cache-file", "snapshot", "memmap", "decode")
+    found = measured(data_hits, Task("hits", str(tmp_path), 1 / 64, 2, names, {"side": 16}))
+    assert set(found) == {(name, quantity) for name in names for quantity in (CPU, START)}
+    assert all(len(samples) == 2 and min(samples) >= 0 for samples in found.values())
 
 
-def test_the_command_refuses_what_it_cannot_measure() -> None:
-    done = CliRunner().invoke(app, ["data", "--parts", "hits,disks"])
-    assert done.exit_code == 1 and "must be one of hits" in done.output
-    done = CliRunner().invoke(app, ["data", "--append"])
-    assert done.exit_code == 2
+def test_contestants_that_lose_or_mix_samples_are_found() -> None:
+    numbered = Numbered(8)
+
+    def epochs(numbers: list[int], labels: list[int]) -> Any:
+        def given(passes: int) -> Iterator[tuple[Any, Any]]:
+            yield numbered.pictures(numbers), np.array(labels)
+
+        return data_hits.Contestant("x", given, 1)
+
+    assert data_hits.fault_of(epochs([2, 0, 1], [2, 0, 1]), numbered, 3) == ""
+    assert "every sample once" in data_hits.fault_of(epochs([2, 0], [2, 0]), numbered, 3)
+    assert "every sample once" in data_hits.fault_of(epochs([2, 0, 0], [2, 0, 0]), numbered, 3)
+    assert "is another one" in data_hits.fault_of(epochs([2, 1, 0], [2, 0, 1]), numbered, 3)
+
+
+def test_the_first_epoch_is_measured_with_an_empty_cache_each_time(tmp_path: Path, small: None) -> None:
+    names = ("decode", "datacache", "cache-file")
+    found = measured(data_first, Task("first", str(tmp_path), SCALE, 2, names))
+    assert {key: len(samples) for key, samples in found.items()} == {(name, CPU): 2 for name in names}
+
+
+def test_the_second_job_counts_what_it_reads(tmp_path: Path, small: None) -> None:
+    names = ("datacache-disk", "datacache-keep", "cache-file", "decode")
+    kept = data_second.kept_name(Task("second", str(tmp_path)))
+    measured(data_second, Task("second", str(tmp_path), SCALE, 1, names, {"fill": True}))
+    assert [one.name for one in store.in_memory()].count(kept) == 1
+    found = measured(data_second, Task("second", str(tmp_path), SCALE, 1, names, {"turn": 0}))
+    data_second.clear_kept(Task("second", str(tmp_path)))
+    assert [one.name for one in store.in_memory()].count(kept) == 0
+    assert {name: found[name, DECODED] for name in names} == {name: [8 * (name == "decode")] for name in names}
+    assert found["datacache-disk", SOURCE_BYTES] == [0] and found["decode", SOURCE_BYTES][0] > 8 * 500
+    assert all(found[name, FIRST_BATCH][0] > 0 for name in names)
+
+
+def test_half_of_the_samples_find_room(tmp_path: Path, small: None) -> None:
+    found = measured(data_half, Task("half", str(tmp_path), 1 / 64, 2, ("datacache",)))
+    assert found["datacache", HITS] == pytest.approx([0.43, 0.43], abs=0.07)  # small samples have large headers
+
+
+def test_an_iterator_that_shuffles_everything_is_kept_whole(tmp_path: Path) -> None:
+    found = measured(data_many, Task("many", str(tmp_path), 1 / 256, 1, ("shuffle",)))
+    assert found["shuffle", STATE][0] > 8 * 5000 and ("shuffle", PRIVATE) in found
 
 
 @pytest.mark.slow
@@ -221,7 +270,7 @@ def test_the_command_measures_a_part_in_a_process_and_keeps_every_sample(tmp_pat
     assert done.exit_code == 0, done.output
     kept = results.load(file, results.DATA)
     (row,) = kept["rows"]
-    assert (row["part"], row["contestant"], row["quantity"]) == ("half", "datacache", data_goals.HITS)
+    assert (row["part"], row["contestant"], row["quantity"]) == ("half", "datacache", HITS)
     assert len(row["samples"]) == 2 and all(0.3 < one < 0.6 for one in row["samples"])
     assert row["correct"] and len(row["goals"]) == 1
     assert "scale 0.03125" in kept["runs"][0]["notes"][0]

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from hvd_ext.bench.jobs import Turns, Worker, rotated
+from hvd_ext.bench.jobs import Turns, Worker
 from hvd_ext.runner.launcher import Job, JobError, job_environment
 
 PATIENCE_S = 60.0
@@ -69,12 +70,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def state(process: psutil.Process) -> str:
-    return process.status()
-
-
 def all_are(workers: list[psutil.Process], stopped: bool) -> bool:
-    return all((state(process) == psutil.STATUS_STOPPED) == stopped for process in workers)
+    return all((process.status() == psutil.STATUS_STOPPED) == stopped for process in workers)
 
 
 @pytest.fixture
@@ -94,14 +91,21 @@ def start(tmp_path: Path, stack: ExitStack) -> Callable[..., Worker]:
     return start_one
 
 
-def test_who_has_not_the_turn_is_stopped_and_its_launcher_is_not(start: Callable[..., Worker]) -> None:
-    turns = Turns()
-    one, two = start("one"), start("two")
+def joined(start: Callable[..., Worker], **options: Any) -> tuple[Turns, Worker, Worker]:
+    """Start two jobs that take turns."""
+    turns, one, two = Turns(), start("one", **options), start("two", **options)
     turns.join(one)
     turns.join(two)
+    return turns, one, two
+
+
+def test_who_has_not_the_turn_is_stopped_and_does_nothing_and_its_launcher_is_not(
+    start: Callable[..., Worker], tmp_path: Path
+) -> None:
+    turns, one, two = joined(start)
     assert turns.stopping
     ranks = {worker.name: worker.job.ranks() for worker in (one, two)}
-    assert [len(found) for found in ranks.values()] == [2, 2]
+    assert [len(of_job) for of_job in ranks.values()] == [2, 2]
     launchers = [process for worker in (one, two) for process in worker.job.processes()]
     launchers = [process for process in launchers if process not in ranks["one"] + ranks["two"]]
     for worker, other in ((one, two), (two, one), (one, two)):
@@ -109,32 +113,16 @@ def test_who_has_not_the_turn_is_stopped_and_its_launcher_is_not(start: Callable
         wait_for(lambda other=other: all_are(ranks[other.name], stopped=True))
         assert all_are(ranks[worker.name], stopped=False)
         assert all_are(launchers, stopped=False)
+    counts = {name: tmp_path / name / "count1" for name in ("one", "two")}
+    stopped, before = counts["two"].read_text(), counts["one"].read_text()
+    wait_for(lambda: counts["one"].read_text() not in ("", before))
+    assert counts["two"].read_text() == stopped
     turns.end(lambda job: job.wait(PATIENCE_S))
     assert one.job.processes() == two.job.processes() == []
 
 
-def test_a_stopped_rank_does_nothing(start: Callable[..., Worker], tmp_path: Path) -> None:
-    turns = Turns()
-    one, two = start("one"), start("two")
-    turns.join(one)
-    turns.join(two)
-    turns.give(one, "open")
-    files = [tmp_path / name / f"count{rank}" for name in ("one", "two") for rank in range(2)]
-    wait_for(lambda: all(path.exists() for path in files[:2]))
-    turns.give(two, "open")
-    wait_for(lambda: all_are(one.job.ranks(), stopped=True) and files[3].exists())
-    counts = [path.read_text() for path in files[:2]]
-    before = files[3].read_text()
-    wait_for(lambda: files[3].read_text() not in ("", before))
-    assert counts == [path.read_text() for path in files[:2]]
-
-
 def test_where_ranks_are_elsewhere_no_rank_of_any_job_is_stopped(start: Callable[..., Worker]) -> None:
-    turns = Turns()
-    # two ranks are said to be there, one is found
-    one, two = start("one", ranks=1), start("two", ranks=1)
-    turns.join(one)
-    turns.join(two)
+    turns, one, two = joined(start, ranks=1)  # two are said to be there, one is found
     assert not turns.stopping
     assert turns.give(one, "open")["to"] == turns.give(two, "open")["to"] == "open"
     assert all_are(one.job.ranks() + two.job.ranks(), stopped=False)
@@ -148,27 +136,20 @@ def test_jobs_on_different_hosts_are_not_compared(start: Callable[..., Worker]) 
 
 
 def test_leaving_the_jobs_ends_also_those_that_are_stopped(start: Callable[..., Worker], stack: ExitStack) -> None:
-    turns = Turns()
-    one, two = start("one"), start("two")
-    turns.join(one)
-    turns.join(two)
+    _, one, two = joined(start)
     wait_for(lambda: all_are(one.job.ranks() + two.job.ranks(), stopped=True))
     stack.close()
     assert one.job.processes() == two.job.processes() == []
 
 
-def test_a_job_that_dies_in_its_turn_is_told_with_its_last_words(start: Callable[..., Worker]) -> None:
+@pytest.mark.parametrize(("turn", "words"), [("die", "it was told to die"), ("end", "ended before its work was done")])
+def test_a_job_that_ends_in_its_turn_is_an_error_with_its_last_words(
+    start: Callable[..., Worker], turn: str, words: str
+) -> None:
     turns = Turns()
     turns.join(one := start("one", ranks=1, hosts="here"))
-    with pytest.raises(JobError, match="it was told to die"):
-        turns.give(one, "die")
-
-
-def test_a_job_that_ends_well_before_its_time_is_an_error_too(start: Callable[..., Worker]) -> None:
-    turns = Turns()
-    turns.join(one := start("one", ranks=1, hosts="here"))
-    with pytest.raises(JobError, match="ended before its work was done"):
-        turns.give(one, "end")
+    with pytest.raises(JobError, match=words):
+        turns.give(one, turn)
 
 
 def test_a_job_that_does_not_answer_is_named(start: Callable[..., Worker]) -> None:
@@ -194,11 +175,6 @@ def test_a_job_that_works_for_long_is_waited_for_while_it_shows_life(start: Call
         except JobError:
             assert time.monotonic() < begin + PATIENCE_S
     assert turns.give(one, "slow")["to"] == "slow"
-
-
-def test_in_each_repetition_another_one_is_first() -> None:
-    assert [rotated("abc", by) for by in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
-    assert rotated([], 2) == []
 
 
 def test_a_job_of_a_rank_does_not_take_itself_for_a_part_of_its_job(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""bench lars: requests, ratios and goals of rows, the table; what is measured, on a small model."""
+"""bench lars: ratios and goals of rows; what is measured, on a small model."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from hvd_ext.bench import lars, lars_worker
-from hvd_ext.bench.jobs import Launcher
 from hvd_ext.bench.lars_worker import NORMS, PTO, UPDATE
-from hvd_ext.errors import InvalidError
 from hvd_ext.planning.models.layer import Layer
 
 
@@ -47,43 +44,6 @@ def test_goals_compare_the_samples_of_the_same_turns_and_say_where_one_is_missed
     four = lars.goals([{**one, "ranks": 4, "ranks_per_host": [4]} for one in ROWS])
     assert "divided among the ranks, CPU 0.25 of norms: each rank all (goal 0.35: reached)" in four[4]
     assert not [line for line in lars.goals([{**one, "ranks": 1} for one in ROWS]) if "auto" in line]
-
-
-def test_the_table_has_a_line_for_each_row() -> None:
-    console = Console(width=200, record=True)
-    console.print(lars.lars_table(ROWS))
-    text = console.export_text()
-    assert text.count("resnet50 on 2 ranks") == len(ROWS)
-    assert all(lars.NAMES[one["part"], one["contestant"]] in text for one in ROWS)
-    assert set(lars.NAMES) == {(part, name) for part, names in lars_worker.CONTESTANTS.items() for name in names}
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"models": ("lenet",)}, r"model \('lenet'\): must be one of resnet50, transformer"),
-        ({"parts": ()}, r"parts \(\): name at least one"),
-        ({"parts": ("pto", "pto")}, r"parts \(pto, pto\): name at least one, and each only once"),
-        ({"ranks": (0,)}, r"ranks \(0\): must be at least 1"),
-        ({"repetitions": 0}, r"repetitions \(0\): must be at least 1"),
-        ({"calls": 0}, r"calls \(0\): must be at least 1"),
-        ({"threads": 0}, r"threads \(0\): must be at least 1"),
-        ({"timeout_s": 0.0}, r"timeout \(0\): must be above 0"),
-    ],
-)
-def test_wrong_requests_are_refused(wrong: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidError, match=words):
-        lars.Request(**wrong)
-
-
-def test_a_launcher_has_its_own_number_of_ranks() -> None:
-    assert lars.Request().jobs(Launcher()) == (1, 2, 4)
-    assert lars.Request().jobs(Launcher("mpirun -np 3")) == (None,)
-
-
-def test_a_task_comes_back_as_it_was_written() -> None:
-    task = lars_worker.Task("folder", ("resnet50",), (NORMS, PTO), 7, 3, 1)
-    assert lars_worker.Task.read(task.write()) == task
 
 
 def test_the_models_are_those_of_the_papers() -> None:

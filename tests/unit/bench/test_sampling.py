@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +73,22 @@ def test_a_wrong_result_is_found_wherever_it_is_with_its_place_and_both_values(e
     assert "shape" in fault_of(whole[:-1], elements, right)
 
 
-def test_a_result_that_was_not_written_is_wrong() -> None:
-    result = np.full(10, np.nan, np.float32)
-    assert "element 0 is nan" in fault_of(result, 10, lambda count: sum_of(1, count))
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that a clock shows, which a test moves."""
+    now = [0.0]
+    monkeypatch.setattr(sampling.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def result() -> np.ndarray:
+    """The right result of the only rank."""
+    return values_of(0, 10)
+
+
+def sampler_of(*calls: Callable[[], Any], ranks: Ranks | None = None, check: bool = True, **more: Any) -> Sampler:
+    """Make a sampler of these calls, each a contestant."""
+    return Sampler([Contestant("ring", "engine", call, **more) for call in calls], 10, ranks or OneRank(), check)
 
 
 def test_a_sample_begins_with_a_meeting_and_has_the_time_of_the_slowest_rank() -> None:
@@ -83,8 +96,7 @@ def test_a_sample_begins_with_a_meeting_and_has_the_time_of_the_slowest_rank() -
         def gather(self, value: Any) -> list[Any]:
             return [value, (value[0] + 7, value[1] + 11, "element 3 is 1, must be 2")]
 
-    value = values_of(0, 10)
-    sampler = Sampler([Contestant("mpi", "engine", lambda: value)], 10, ranks := TwoRanks(), True)
+    sampler = sampler_of(result, ranks=(ranks := TwoRanks()))
     before = ranks.meetings
     sample = sampler.sample(0)
     assert ranks.meetings == before + 3
@@ -93,91 +105,60 @@ def test_a_sample_begins_with_a_meeting_and_has_the_time_of_the_slowest_rank() -
     assert sample["wrong"] == ["rank 1: element 3 is 1, must be 2"]
 
 
-def test_no_rank_checks_its_result_while_another_is_still_timed() -> None:
+def test_no_rank_checks_its_result_while_another_is_still_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-
-    class Noting(OneRank):
-        def meet(self, longest_s: float = 0.0) -> None:
-            order.append("meet")
-
-    class Checked(Sampler):
-        def _fault(self, one: Contestant, result: Any) -> str:
-            order.append("check")
-            return super()._fault(one, result)
-
-    def call() -> np.ndarray:
-        order.append("call")
-        return values_of(0, 10)
-
-    sampler = Checked([Contestant("mpi", "engine", call)], 10, Noting(), True)
+    monkeypatch.setattr(OneRank, "meet", lambda self, longest_s=0.0: order.append("meet"))
+    monkeypatch.setattr(Sampler, "_fault", lambda self, one, result: order.append("check"))
+    sampler = sampler_of(lambda: order.append("call"))
     order.clear()
     sampler.sample(0, warm=False)
     assert "meet" in order[order.index("call") : order.index("check")]
 
 
-def test_short_calls_are_repeated_within_a_sample_and_long_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, value = [0.0], values_of(0, 10)
-    monkeypatch.setattr(sampling.time, "perf_counter", lambda: now[0])
+def test_short_calls_are_repeated_within_a_sample_and_long_ones_are_not(clock: list[float]) -> None:
+    def taking(seconds: float, first_s: float = 0.0) -> Callable[[], np.ndarray]:
+        calls: list[int] = []
 
-    def taking(seconds: float) -> Contestant:
         def call() -> np.ndarray:
-            now[0] += seconds
-            return value
+            calls.append(1)
+            clock[0] += first_s if first_s and len(calls) == 1 else seconds
+            return result()
 
-        return Contestant("ring", "engine", call)
+        return call
 
-    sampler = Sampler([taking(2.0), taking(1.3e-3), taking(1e-7)], 10, OneRank(), True)
+    # a first call that takes long does not make a call long
+    sampler = sampler_of(taking(2.0), taking(1.3e-3), taking(1e-7), taking(1.3e-3, first_s=0.5))
     facts = sampler.facts()
-    assert [one["calls_per_sample"] for one in facts] == [1, 4, sampling.MOST_CALLS]
+    assert [one["calls_per_sample"] for one in facts] == [1, 4, sampling.MOST_CALLS, 4]
     assert facts[0]["sample_seconds"] == pytest.approx(2.0)
     assert sampler.sample(1)["seconds"] == pytest.approx(1.3e-3)
     # a long call has one call to warm up and no more
     assert sampler.first_s[0] == pytest.approx(2.0)
 
 
-def test_a_first_call_that_takes_long_does_not_make_a_call_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, value, calls = [0.0], values_of(0, 10), []
-    monkeypatch.setattr(sampling.time, "perf_counter", lambda: now[0])
-
-    def call() -> np.ndarray:
-        calls.append(1)
-        now[0] += 0.5 if len(calls) == 1 else 1.3e-3
-        return value
-
-    sampler = Sampler([Contestant("ring", "graph", call)], 10, OneRank(), True)
-    assert sampler.facts()[0]["calls_per_sample"] == 4
-
-
 def test_the_last_result_is_spoilt_so_that_a_call_that_does_nothing_is_found() -> None:
-    result = sum_of(1, 10)
-    idle = Contestant("ring", "engine", lambda: result, reset=lambda: result.fill(np.nan))
-    assert "must be" in Sampler([idle], 10, OneRank(), True).sample(0)["wrong"][0]
-
-
-def test_without_the_check_nothing_is_wrong() -> None:
-    sampler = Sampler([Contestant("ring", "graph", lambda: np.zeros(3))], 10, OneRank(), False)
-    assert sampler.sample(0)["wrong"] == []
+    last = sum_of(1, 10)
+    for check in (True, False):
+        idle = sampler_of(lambda: last, reset=lambda: last.fill(np.nan), check=check)
+        assert ["must be" in words for words in idle.sample(0)["wrong"]] == [True] * check
 
 
 def test_what_goes_wrong_while_warming_up_is_told_too() -> None:
-    value, calls = values_of(0, 10), []
+    calls: list[int] = []
 
     def flaky() -> np.ndarray:
         calls.append(1)
-        return value + (len(calls) == 2)
+        return result() + (len(calls) == 2)
 
-    sampler = Sampler([Contestant("ring", "graph", flaky)], 10, OneRank(), True)
+    sampler = sampler_of(flaky)
     assert sampler.sample(0)["wrong"] == []
     assert ["must be" in words for words in sampler.facts()[0]["wrong"]] == [True]
 
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_what_sums_nothing_must_give_a_copy_of_the_buffer_of_one_rank(rank: int) -> None:
-    value = values_of(rank, 10)
-    right = Sampler([Contestant("tcp", "engine", lambda: value, copy_of=rank)], 10, OneRank(), True)
-    assert right.sample(0)["wrong"] == []
-    wrong = Sampler([Contestant("tcp", "engine", lambda: value + 1, copy_of=rank)], 10, OneRank(), True)
-    assert wrong.sample(0)["wrong"]
+    assert sampler_of(lambda: values_of(rank, 10), copy_of=rank).sample(0)["wrong"] == []
+    assert sampler_of(lambda: values_of(rank, 10) + 1, copy_of=rank).sample(0)["wrong"]
 
 
 def test_processor_time_is_that_of_all_ranks_for_a_call_until_all_have_their_results(
@@ -186,30 +167,21 @@ def test_processor_time_is_that_of_all_ranks_for_a_call_until_all_have_their_res
     busy = [0.0]
     monkeypatch.setattr(sampling.time, "process_time", lambda: busy[0])
 
+    def spend(seconds: float, value: Any) -> Any:
+        busy[0] += seconds
+        return value
+
     class FourRanks(OneRank):
         def gather(self, value: Any) -> list[Any]:
             return [value] * 4
 
         def meet(self, longest_s: float = 0.0) -> None:
-            busy[0] += 100.0  # of a thread that works on while the ranks meet
+            spend(100.0, None)  # of a thread that works on while the ranks meet
 
-    class Checked(Sampler):
-        def _fault(self, one: Contestant, result: Any) -> str:
-            busy[0] += 1000.0
-            return ""
-
-    def call() -> np.ndarray:
-        busy[0] += 3.0
-        return values_of(0, 10)
-
-    sampler = Checked([Contestant("mpi", "engine", call)], 10, FourRanks(), True)
+    monkeypatch.setattr(Sampler, "_fault", lambda self, one, result: spend(1000.0, ""))
+    sampler = sampler_of(lambda: spend(3.0, result()), ranks=FourRanks())
     sampler._calls = [50]
     assert sampler.sample(0)["processor_seconds"] == pytest.approx(4 * (3.0 + 100.0 / 50))
-
-
-def test_the_task_survives_the_command_line() -> None:
-    task = Task("folder", ("graph", "eager"), False)
-    assert Task.read(task.write()) == task
 
 
 def test_a_rank_answers_each_turn_until_it_is_told_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,12 +226,7 @@ def test_a_rank_that_does_not_see_the_folder_says_what_to_do(
     assert "TMPDIR" in capfd.readouterr().err
 
 
-def test_events_are_one_json_object_a_line(tmp_path: Path) -> None:
-    emit(tmp_path / "x", "open", bytes=4)
-    assert json.loads((tmp_path / "x").read_text()) == {"kind": "open", "bytes": 4}
-
-
-def test_events_arrive_once_and_in_order(tmp_path: Path) -> None:
+def test_events_arrive_once_and_in_order_and_a_line_that_is_half_written_later(tmp_path: Path) -> None:
     path = tmp_path / "events"
     follower = Follower(path)
     assert follower.new() == []
@@ -267,18 +234,10 @@ def test_events_arrive_once_and_in_order(tmp_path: Path) -> None:
     emit(path, "epoch", epoch=2, loss=0.25)
     assert [event["epoch"] for event in follower.new()] == [1, 2]
     assert follower.new() == []
-    emit(path, "end")
-    assert follower.new() == [{"kind": "end"}]
-
-
-def test_a_line_that_is_half_written_is_left_for_later(tmp_path: Path) -> None:
-    path = tmp_path / "events"
-    follower = Follower(path)
-    path.write_text('{"kind": "start"}\n{"kind": "ep')
-    assert follower.new() == [{"kind": "start"}]
-    with path.open("a") as file:
-        file.write('och"}\n')
-    assert follower.new() == [{"kind": "epoch"}]
+    for text, events in (('{"kind": "start"}\n{"kind": "en', [{"kind": "start"}]), ('d"}\n', [{"kind": "end"}])):
+        with path.open("a") as file:
+            file.write(text)
+        assert follower.new() == events
 
 
 def test_nobody_is_told_where_there_is_no_file() -> None:

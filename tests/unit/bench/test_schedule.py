@@ -1,27 +1,17 @@
-"""The schedule benchmark without jobs: what it refuses, how rows are compared, shown and drawn, how a step sleeps."""
+"""The schedule benchmark without jobs: its models, how rows are compared, how a step sleeps."""
 
 from __future__ import annotations
 
-import io
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner
 
-from hvd_ext.bench import results
-from hvd_ext.bench.cli import app
-from hvd_ext.bench.schedule import Request, beside, model_of
-from hvd_ext.bench.schedule_plot import draw_schedule
+from hvd_ext.bench.schedule import beside, model_of
 from hvd_ext.bench.schedule_worker import DELAYED_STEPS, Replay, sleep_precisely, sleep_until
-from hvd_ext.bench.table import schedule_faults, schedule_table
-from hvd_ext.commands.figures import BUCKETERS
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning.step_times import StepTimes, write
 from hvd_ext.planning.tensors import Tensor
-from tests.unit.drawing import assert_colours_differ, assert_readable
 
 TIMES = StepTimes(
     tuple(Tensor(name, (elements,), "float32") for name, elements in (("a", 33), ("b", 1600), ("c", 1))),
@@ -29,63 +19,6 @@ TIMES = StepTimes(
     0.02,
     0.01,
 )
-
-
-def row(
-    bucketer: str, step_s: float, ratio: float = 1.0, hosts: tuple[int, ...] = (2, 2), **more: Any
-) -> dict[str, Any]:
-    return {
-        "model": "resnet50",
-        "scale": 0.0625,
-        "ratio": ratio,
-        "algorithm": "auto",
-        "ranks": sum(hosts),
-        "hosts": len(hosts),
-        "ranks_per_host": list(hosts),
-        "bytes": 6_400_000,
-        "bucketer": bucketer,
-        "chosen": "optimal" if bucketer == "auto" else bucketer,
-        "buckets": [[3, 4_000_000], [5, 2_400_000]],
-        "compute_seconds": 0.5,
-        "predicted_seconds": 0.8,
-        "seconds_median": step_s,
-        "seconds_min": step_s,
-        "x_predicted": step_s / 0.8,
-        "exposed_seconds": step_s - 0.5,
-        "late_seconds": 1e-4,
-        "late_seconds_p99": 2e-4,
-        "correct": True,
-        "samples": [step_s],
-        **more,
-    }
-
-
-def rows_of(ratio: float = 1.0, hosts: tuple[int, ...] = (2, 2)) -> list[dict[str, Any]]:
-    steps = {"auto": 0.82, "wfbp": 0.9, "single": 1.2, "by_size": 1.0, "mgwfbp": 0.8, "optimal": 0.82}
-    return beside([row(name, step_s, ratio, hosts) for name, step_s in steps.items()])
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"models": ()}, "at least one"),
-        ({"bucketers": ("best",)}, "'best'.*auto.*single"),
-        ({"bucketers": ("by_groups",)}, "'by_groups'"),
-        ({"bucketers": ("auto", "auto")}, "'auto'.*once"),
-        ({"algorithm": "rings"}, "'rings'.*auto.*ring"),
-        ({"ratios": ()}, "at least one"),
-        ({"ratios": (-1.0,)}, r"ratio \(-1\)"),
-        ({"ratios": (float("nan"),)}, r"ratio \(nan\)"),
-        ({"scale": 0.0}, r"scale \(0\)"),
-        ({"scale": 2.0}, r"scale \(2\)"),
-        ({"ranks": (0,)}, r"ranks \(0\)"),
-        ({"repetitions": 0}, r"repetitions \(0\)"),
-        ({"timeout_s": 0.0}, r"timeout \(0\)"),
-    ],
-)
-def test_a_request_that_cannot_be_measured_is_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidError, match=words):
-        Request(**{"models": ("resnet50",), **changes})
 
 
 def test_a_model_is_a_name_or_a_file_and_its_tensors_are_scaled(tmp_path: Path) -> None:
@@ -103,60 +36,19 @@ def test_a_model_is_a_name_or_a_file_and_its_tensors_are_scaled(tmp_path: Path) 
 
 
 def test_rows_are_compared_with_the_best_bucketer_and_with_one_bucket() -> None:
-    found = {one["bucketer"]: one for one in rows_of()}
-    assert found["auto"]["x_best"] == pytest.approx(0.82 / 0.8)
-    assert found["mgwfbp"]["x_best"] == 1.0
-    assert found["mgwfbp"]["x_single"] == pytest.approx(1.5)
-    *others, delayed = beside([*rows_of(), row("delay", 0.6)])
+    place = {"model": "resnet50", "scale": 0.0625, "ratio": 1.0, "algorithm": "auto", "ranks_per_host": [2, 2]}
+    steps = {"auto": 0.82, "wfbp": 0.9, "single": 1.2, "mgwfbp": 0.8, "optimal": 0.82}
+    rows = [{**place, "bucketer": name, "seconds_median": step_s} for name, step_s in steps.items()]
+    compared = {one["bucketer"]: one for one in beside(rows)}
+    assert compared["auto"]["x_best"] == pytest.approx(0.82 / 0.8)
+    assert compared["mgwfbp"]["x_best"] == 1.0
+    assert compared["mgwfbp"]["x_single"] == pytest.approx(1.5)
+    # results that come a step late are no bucketer
+    *others, delayed = beside([*rows, {**place, "bucketer": "delay", "seconds_median": 0.6}])
     assert delayed["x_best"] == pytest.approx(0.75)
-    assert {one["bucketer"]: one for one in others} == found
-    (alone,) = beside([row("auto", 1.0)])
+    assert {one["bucketer"]: one for one in others} == compared
+    (alone,) = beside(rows[:1])
     assert (alone["x_best"], alone["x_single"]) == (None, None)
-
-
-def test_the_table_names_every_row_once_and_a_wrong_one_aloud() -> None:
-    wrong = {**row("ring", 1.0), "bucketer": "by_size", "correct": False, "wrong": ["rank 1: a: element 3 is 1"]}
-    rows = beside([row("auto", 0.9), wrong])
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(schedule_table(results.result_of({}, rows, results.SCHEDULE)))
-    lines = [line for line in console.export_text().splitlines() if line.startswith("│")]
-    for words in ("resnet50, 6.4 MB", "2 + 2", "auto -> optimal", "WRONG"):
-        assert sum(words in line for line in lines) == 1
-    (line,) = schedule_faults(rows)
-    assert line.startswith(
-        "wrong result: by_size -> ring, resnet50 x 0.0625, ratio 1, 2 + 2 ranks: rank 1: a: element 3"
-    )
-
-
-def test_a_plot_has_a_panel_for_each_cluster_and_bars_with_their_prediction(tmp_path: Path, seen: list[Any]) -> None:
-    rows = [*rows_of(0.5), *rows_of(1.0), *rows_of(1.0, (2, 2, 1))]
-    draw_schedule(rows, tmp_path / "x.png")
-    assert_readable(seen[0])
-    assert_colours_differ({"bucketers": [colour for colour, _ in BUCKETERS.values()]})
-    first, second = seen[0].axes
-    assert [tick.get_text() for tick in first.get_xticklabels()] == ["0.5", "1"]
-    assert [tick.get_text() for tick in second.get_xticklabels()] == ["1"]
-    _, labels = first.get_legend_handles_labels()
-    assert set(labels) == {"auto", "mgwfbp", "wfbp", "single", "computing", "predicted"}
-    with pytest.raises(InvalidError, match="nothing to draw"):
-        draw_schedule([], tmp_path / "y.png")
-
-
-def test_several_files_become_one_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: python -m pip install matplotlib")
-    for name, hosts in (("a.json", (2, 2)), ("b.json", (4, 4))):
-        results.save(tmp_path / name, results.result_of({}, rows_of(1.0, hosts), results.SCHEDULE))
-    files = [str(tmp_path / name) for name in ("a.json", "b.json")]
-    done = CliRunner().invoke(app, ["plot-schedule", *files, "--output", str(tmp_path / "x.png")])
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG\r\n")
-
-
-def test_a_part_is_a_number_or_a_fraction() -> None:
-    for text in ("1/0", "a quarter"):
-        done = CliRunner().invoke(app, ["schedule", "--scale", text])
-        assert done.exit_code == 2
-        assert "1/16" in done.output
 
 
 class Parts:
@@ -166,15 +58,12 @@ class Parts:
         self.calls: list[tuple[str, float]] = []
 
     def begin(self) -> None:
-        """Notes it."""
         self.calls.append(("begin", time.monotonic()))
 
     def submit(self, tensor: int) -> None:
-        """Notes it."""
         self.calls.append((f"submit {tensor}", time.monotonic()))
 
     def collect(self, before: int = 0) -> None:
-        """Notes it."""
         self.calls.append(("collect" + " before" * before, time.monotonic()))
 
 

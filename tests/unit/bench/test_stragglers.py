@@ -1,27 +1,17 @@
-"""The straggler benchmark without jobs: workloads, what it refuses, how rows are compared, shown and drawn."""
+"""The straggler benchmark without jobs: workloads, how rows are compared with the model, what is learnt."""
 
 from __future__ import annotations
 
-import io
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner
 
-from benchmarks.studies.page import stragglers_markdown
-from hvd_ext.bench import results
-from hvd_ext.bench.cli import app
-from hvd_ext.bench.stragglers import LEAD, Model, Request, Sample, rows_of
-from hvd_ext.bench.stragglers_plot import COLOURS, draw_stragglers
+from hvd_ext.bench.stragglers import LEAD, Model, Sample, rows_of
 from hvd_ext.bench.stragglers_worker import MODES, STALENESS, Hyperplane, Learner, keywords_of
 from hvd_ext.bench.stragglers_workloads import WORKLOADS
-from hvd_ext.bench.table import staleness, stragglers_faults, stragglers_table
-from hvd_ext.errors import InvalidError
+from hvd_ext.bench.table import staleness
 from hvd_ext.simulation.rounds import Rules, play
-from tests.unit.drawing import assert_colours_differ, assert_readable
 
 RANKS, STEPS = 4, 30
 UNDELAYED_S, ROUND_S = 0.004, 0.001
@@ -85,35 +75,6 @@ def test_spread_times_have_a_tenth_of_the_papers_numbers(workload: str, told_ms:
     assert times_ms.std() == pytest.approx(deviation, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"workloads": ()}, "at least one"),
-        ({"workloads": ("audio",)}, "'audio'.*severe, video"),
-        ({"modes": ("none",)}, "'none'.*full, solo, majority, quorum, auto, delay, horovod"),
-        ({"modes": ("solo", "solo")}, "'solo'.*once"),
-        ({"steps": 1}, r"steps \(1\).*one for each repetition"),
-        ({"repetitions": 0}, r"repetitions \(0\)"),
-        ({"ranks": (1,)}, r"ranks \(1\)"),
-        ({"seed": -1}, r"seed \(-1\)"),
-        ({"timeout_s": 0.0}, r"timeout \(0\)"),
-    ],
-)
-def test_a_request_that_cannot_be_measured_is_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidError, match=words):
-        Request(**changes)
-
-
-def test_full_is_always_measured_and_first() -> None:
-    assert Request(modes=("solo", "horovod", "full")).ours == ("full", "solo")
-    assert Request(modes=("horovod",)).ours == ("full",)
-
-
-def test_turns_divide_the_steps() -> None:
-    request = Request(steps=7, repetitions=3)
-    assert [request.first_of(repetition) for repetition in range(4)] == [0, 2, 4, 7]
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_modes_are_keywords_of_the_optimizer(mode: str) -> None:
     from hvd_ext.options.gradients import GradientOptions
@@ -154,47 +115,6 @@ def test_a_slower_mode_has_less_than_the_speed_up_that_is_played() -> None:
     _, row = rows_of(PLACE, {"full": [sample("full")], "solo": [slow]}, ended)
     assert row["x_played"] == pytest.approx(0.8)
     assert row["loss_over_full"] == pytest.approx(1.25)
-
-
-def test_the_tables_name_every_row_once_and_a_wrong_one_aloud() -> None:
-    found = rows(wrong="quorum")
-    run = {"date": "", "versions": {}, "machine": dict.fromkeys(("processor", "cores", "memory_gib", "system"), 1)}
-    run["machine"]["load_before"] = 0.0
-    result = results.result_of(run, found, results.STRAGGLERS)
-    console = Console(width=220, record=True, file=io.StringIO())
-    console.print(stragglers_table(result))
-    lines = [line for line in console.export_text().splitlines() if line.startswith("│")]
-    for words in ("language", "solo", "Horovod", "quorum (2) WRONG"):
-        assert sum(words in line for line in lines) == 1
-    (fault,) = stragglers_faults(found)
-    assert fault == "wrong training: quorum (2), language, 4 ranks: rank 1: its weights"
-    written = stragglers_markdown(result)
-    assert written.count("| language |") == 5 and f"- {fault}" in written
-
-
-def test_a_plot_has_a_panel_for_each_cluster_and_bars_with_the_model(tmp_path: Path, seen: list[Any]) -> None:
-    found = [*rows(), *({**row, "ranks_per_host": [2, 2]} for row in rows())]
-    draw_stragglers(found, tmp_path / "x.png")
-    assert_readable(seen[0])
-    assert_colours_differ({"modes": list(COLOURS.values())})
-    assert set(COLOURS) == {*MODES, "horovod"} - {"full"}
-    first, second = seen[0].axes
-    assert [tick.get_text() for tick in first.get_xticklabels()] == ["language"]
-    assert (first.get_title(), second.get_title()) == ("4 ranks", "2 + 2 ranks")
-    _, labels = first.get_legend_handles_labels()
-    assert set(labels) == {"solo", "majority", "quorum", "Horovod", "model of rounds"}
-    with pytest.raises(InvalidError, match="nothing to draw"):
-        draw_stragglers(rows(modes=("full",)), tmp_path / "y.png")
-
-
-def test_several_files_become_one_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: python -m pip install matplotlib")
-    for name in ("a.json", "b.json"):
-        results.save(tmp_path / name, results.result_of({}, rows(), results.STRAGGLERS))
-    files = [str(tmp_path / name) for name in ("a.json", "b.json")]
-    done = CliRunner().invoke(app, ["plot-stragglers", *files, "--output", str(tmp_path / "x.png"), "--only", "solo"])
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
 def test_the_hyperplane_is_learnt_up_to_its_noise() -> None:

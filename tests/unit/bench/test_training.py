@@ -1,97 +1,47 @@
-"""The training benchmark without jobs: what it refuses, how rows are compared, shown and drawn."""
+"""The training benchmark: what its ranks do, with one process in the place of two, and how rows are compared."""
 
 from __future__ import annotations
 
-import io
-import json
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner
 
-from hvd_ext.bench import plots, results
-from hvd_ext.bench.cli import app
-from hvd_ext.bench.jobs import Launcher
-from hvd_ext.bench.table import training_faults, training_table, trials
-from hvd_ext.bench.training import HOROVODS, Request, against, check_alike, measure
-from hvd_ext.errors import InvalidError
+pytest.importorskip("sklearn", reason="needs scikit-learn with its digits: python -m pip install scikit-learn")
+
+import keras
+
+from hvd_ext.bench.training import against, check_alike
+from hvd_ext.bench.training_model import SMALL, Learner, batches, layers
+from hvd_ext.bench.training_worker import COMPUTE, Contest, paired, parts_of
 from hvd_ext.runner.launcher import JobError
+from tests.unit.bench.rows import training_row, training_rows
+
+WIDTH, BATCH = 8, 16
 
 
-def row(algorithm: str, step_s: float = 1.0, hosts: tuple[int, ...] = (2, 2), **more: Any) -> dict[str, Any]:
-    alone = algorithm == "compute"
-    return {
-        "algorithm": algorithm,
-        "chosen": "",
-        "model": "mlp",
-        "batch": 64,
-        "ranks": sum(hosts),
-        "hosts": len(hosts),
-        "ranks_per_host": list(hosts),
-        "bytes": 17_100_840,
-        "samples_per_second": sum(hosts) * 64 / step_s,
-        "step_seconds_median": step_s,
-        "step_seconds_min": step_s,
-        "compute_seconds": 0.25,
-        "exposed_communication_seconds": None if alone else step_s - 0.25,
-        "bound_seconds": None if alone else 0.5,
-        "correct": None if alone else True,
-        "samples": [step_s],
-        **more,
-    }
+class TwoRanks:
+    """Rank 0 of two that do the same; the other one answers what this one answers, or something else once."""
+
+    def __init__(self, first: Any = None) -> None:
+        self.rank, self.size = 0, 2
+        self.other: list[Any] = []
+        self._first = first
+
+    def meet(self) -> None:
+        """Nobody has to be waited for."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Give the value of both ranks."""
+        return [value, self.other.pop() if self.other else value]
+
+    def average(self, values: Any) -> Any:
+        """Give the average, which is the own value, or what the test wants the first weights to be."""
+        return values if self._first is None else self._first
 
 
-def rows_of(*hosts: int) -> list[dict[str, Any]]:
-    times = {"compute": 0.25, "auto": 1.0, "ring": 1.5, "horovod": 2.0, "horovod-links2": 1.8}
-    return against([row(name, step_s, hosts) for name, step_s in times.items()])
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"algorithms": ("rings",)}, "'rings'.*auto.*ring.*horovod, horovod-links2"),
-        ({"algorithms": ("compute",)}, "'compute'"),
-        ({"algorithms": ("ring", "ring")}, "'ring'.*once"),
-        ({"algorithms": ()}, "at least one"),
-        ({"model": "resnet"}, "'resnet'.*mlp, cnn"),
-        ({"width": -1}, r"width \(-1\)"),
-        ({"batch": 0}, r"batch \(0\)"),
-        ({"ranks": (2, 0)}, r"ranks \(0\)"),
-        ({"repetitions": 0}, r"repetitions \(0\)"),
-        ({"steps": 4}, r"steps \(4\): must be at least 5, one for each repetition"),
-        ({"timeout_s": 0.0}, r"timeout \(0\)"),
-        ({"warmup": -1}, r"warmup \(-1\)"),
-        ({"buckets": ("wfbp", "wfbp")}, "'wfbp'.*once"),
-        ({"buckets": ("wfbp",), "options": {"buckets": "auto"}}, "say --buckets"),
-        ({"options": {"algorithm": "ring"}}, "say --algorithms"),
-        ({"options": {"compression": "fp8"}}, "compression"),
-    ],
-)
-def test_a_request_that_cannot_be_measured_is_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidError, match=words):
-        Request(**changes)
-
-
-@pytest.mark.parametrize(("steps", "repetitions"), [(10, 5), (10, 3), (3, 3), (7, 1)])
-def test_all_turns_together_have_the_steps_and_none_is_empty(steps: int, repetitions: int) -> None:
-    request = Request(steps=steps, repetitions=repetitions)
-    turns = [request.steps_of(repetition) for repetition in range(repetitions)]
-    assert sum(turns) == steps
-    assert max(turns) - min(turns) <= 1 <= min(turns)
-
-
-def test_horovod_alone_needs_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvd_ext.bench.training.has_horovod", lambda: False)
-    with pytest.raises(InvalidError, match="Horovod is not installed"):
-        measure(Request(algorithms=tuple(HOROVODS)), Launcher(), lambda *_: None)
-
-
-def test_a_peer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvd_ext.bench.training.importlib.util.find_spec", lambda name: name == "sklearn" or None)
-    with pytest.raises(InvalidError, match="tf_keras is not installed"):
-        measure(Request(algorithms=("multiworker",)), Launcher(), lambda *_: None)
+def learner(rank: int = 0) -> Learner:
+    return Learner("mlp", WIDTH, batches(rank, 2, BATCH))
 
 
 @pytest.mark.parametrize(
@@ -110,67 +60,107 @@ def test_jobs_that_train_something_else_are_refused(changes: dict[str, Any], wor
 
 
 def test_speeds_are_compared_with_both_horovods() -> None:
-    found = {one["algorithm"]: one for one in rows_of(2, 2)}
-    assert (found["auto"]["against_horovod"], found["auto"]["against_horovod_links2"]) == (2.0, pytest.approx(1.8))
-    assert found["horovod"]["against_horovod"] == 1.0
-    assert found["compute"]["against_horovod"] is None
-    (alone,) = against([row("ring")])
+    rows = {one["algorithm"]: one for one in training_rows(2, 2)}
+    assert (rows["auto"]["against_horovod"], rows["auto"]["against_horovod_links2"]) == (2.0, pytest.approx(1.8))
+    assert rows["horovod"]["against_horovod"] == 1.0
+    assert rows["compute"]["against_horovod"] is None
+    (alone,) = against([training_row("ring")])
     assert (alone["against_horovod"], alone["against_horovod_links2"]) == (None, None)
 
 
-def test_the_table_names_every_row_once_and_a_wrong_one_aloud() -> None:
-    wrong = {**row("ring"), "correct": False, "wrong": ["rank 1: its weights differ"]}
-    horovod = row("horovod", chosen="grouped", trial_seconds={"separate": 0.3, "grouped": 0.2})
-    rows = against([row("compute", 0.25), row("auto", chosen="blueconnect"), wrong, horovod])
-    console = Console(width=150, record=True, file=io.StringIO())
-    console.print(training_table(results.result_of({}, rows, results.TRAINING)))
-    text = console.export_text()
-    named = ["mlp, 17.1 MB", "2 + 2", "no communication", "auto -> blueconnect", "ring WRONG", "Horovod (grouped)"]
-    for words in named:
-        assert sum(words in line for line in text.splitlines() if line.startswith("│")) == 1
-    assert training_faults(rows) == ["wrong training: ring, mlp, 2 + 2 ranks: rank 1: its weights differ"]
-    (line,) = trials(rows)
-    assert line == "Horovod, 2 + 2 ranks: grouped calls (separate calls 300 ms a step, grouped calls 200 ms a step)"
+def test_ranks_have_different_digits_and_every_contestant_the_same() -> None:
+    mine, again, other = batches(0, 2, BATCH), batches(0, 2, BATCH), batches(1, 2, BATCH)
+    assert np.array_equal(mine[0][0], again[0][0])
+    assert not np.array_equal(mine[0][0], other[0][0])
+    assert len(mine) == -(-899 // BATCH)
+    assert {tuple(images.shape) for images, _ in mine} == {(BATCH, 8, 8, 1)}
+    assert max(float(np.max(images)) for images, _ in mine) == 1.0
 
 
-def test_files_of_other_benchmarks_are_refused(tmp_path: Path) -> None:
-    mine, other = tmp_path / "mine.json", tmp_path / "other.json"
-    kept = results.result_of({"date": "today"}, rows_of(2, 2), results.TRAINING)
-    results.save(mine, kept)
-    assert results.load(mine, results.TRAINING) == kept
-    results.save(other, results.result_of({}, []))
-    for path, words in ((other, "something else"), (tmp_path / "none.json", "cannot be read")):
-        with pytest.raises(InvalidError, match=words):
-            results.load(path, results.TRAINING)
+@pytest.mark.parametrize(
+    ("model", "width", "parameters"), [("mlp", 1024, 4_275_210), ("cnn", 512, 1_276_298), ("deep-60", 40, 1_220_842)]
+)
+def test_the_models_have_the_size_that_the_command_says(model: str, width: int, parameters: int) -> None:
+    built = Learner(model, width, batches(0, 2, BATCH)).model
+    assert built.count_params() == parameters
+    assert model != "deep-60" or len(built.trainable_weights) == 2 * 60
 
 
-def test_bars_are_the_time_of_an_epoch_by_cluster_and_the_later_row_counts(tmp_path: Path, seen: list[Any]) -> None:
-    rows = [*rows_of(3, 2), *rows_of(2, 2), *rows_of(2, 2, 2), row("auto", 0.5)]
-    plots.draw_training(rows, tmp_path / "x.png")
-    (axis,) = seen[0].axes
-    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["2 + 2", "3 + 2", "2 + 2 + 2"]
-    _, labels = axis.get_legend_handles_labels()
-    assert labels == ["ring", "auto", "Horovod", "Horovod, 2 TCP links", "computation of it"]
-    bars = dict(zip(labels, [group for group in axis.containers if group.get_label() in labels], strict=True))
-    heights = [bar.get_height() for bar in sorted(bars["auto"], key=lambda bar: bar.get_x())]
-    assert heights == pytest.approx([1797 / (4 * 64) * 0.5, 1797 / (5 * 64), 1797 / (6 * 64)])
-    computation = [bar.get_height() for bar in bars["computation of it"]]
-    assert max(computation) == pytest.approx(1797 / (4 * 64) * 0.25)
-    with pytest.raises(InvalidError, match="nothing to draw"):
-        plots.draw_training([row("compute")], tmp_path / "y.png")
+def test_models_of_small_tensors_have_as_many_as_their_name_says() -> None:
+    for model, tensors in SMALL.items():
+        assert sum(len(layer.trainable_weights) for layer in keras.Sequential(layers(model, WIDTH)).layers) == tensors
 
 
-def test_several_files_become_one_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: python -m pip install matplotlib")
-    for name, hosts in (("a.json", (2, 2)), ("b.json", (3, 2))):
-        (tmp_path / name).write_text(json.dumps(results.result_of({}, rows_of(*hosts), results.TRAINING)))
-    files = [str(tmp_path / name) for name in ("a.json", "b.json")]
-    done = CliRunner().invoke(app, ["plot-training", *files, "--output", str(tmp_path / "x.png")])
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG\r\n")
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["deep-60", "small-160"])
+def test_models_of_many_layers_train(model: str) -> None:
+    many = Learner(model, WIDTH, batches(0, 2, BATCH))
+    before = [np.asarray(weight) for weight in many.model.trainable_weights]
+    losses = [many.step() for _ in range(10)]
+    assert losses[-1] < losses[0]
+    assert not any(np.array_equal(*pair) for pair in zip(before, many.model.trainable_weights, strict=True))
 
 
-def test_a_rank_that_is_not_the_first_ends_at_once_and_silently(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    done = CliRunner().invoke(app, ["training", "--algorithms", "no such thing"])
-    assert (done.exit_code, done.output) == (0, "")
+def test_models_begin_alike_and_steps_go_through_the_batches() -> None:
+    one, two = learner(), learner()
+    assert np.array_equal(one.weights(), two.weights())
+    losses = [one.step() for _ in range(3)]
+    assert losses == [two.step() for _ in range(3)]
+    assert len(set(losses)) == 3
+    assert not np.array_equal(one.weights(), learner().weights())
+
+
+def test_a_contestant_is_an_algorithm_or_an_algorithm_with_buckets() -> None:
+    assert [paired("auto", ""), paired("ring", "wfbp")] == ["auto", "ring+wfbp"]
+    assert [parts_of("auto"), parts_of("ring+wfbp")] == [("auto", ""), ("ring", "wfbp")]
+
+
+def test_a_contestant_that_averages_is_right_and_is_measured() -> None:
+    contest = Contest(learner(), TwoRanks())
+    contest.enter("ring", {"": learner()}, lambda _: "ring")
+    assert [(fact["algorithm"], fact["wrong"]) for fact in contest.facts] == [(COMPUTE, []), ("ring", [])]
+    assert len(contest.measure(1, 3)) == 3
+    assert contest.check(1) == []
+
+
+def test_a_first_update_that_is_not_the_average_is_found() -> None:
+    right = learner()
+    right.step()
+    begun = learner().weights()
+    contest = Contest(learner(), TwoRanks(first=begun + (right.weights() - begun) * np.float32(1.1)))
+    contest.enter("ring", {"": learner()}, lambda _: "")
+    assert "rank 0: the first update is not the average" in contest.facts[1]["wrong"][0]
+
+
+def test_a_contestant_with_other_digits_or_other_weights_is_found() -> None:
+    contest = Contest(learner(), TwoRanks())
+    contest.enter("ring", {"": learner(rank=1)}, lambda _: "")
+    assert any("the loss of the first step" in words for words in contest.facts[1]["wrong"])
+    late = learner()
+    late.step()
+    contest.enter("ring", {"": late}, lambda _: "")
+    assert any("did not begin with the same weights" in words for words in contest.facts[2]["wrong"])
+
+
+def test_ranks_that_end_with_other_weights_or_without_a_finite_loss_are_found() -> None:
+    ranks = TwoRanks()
+    contest = Contest(learner(), ranks)
+    broken = learner()
+    contest.enter("ring", {"": broken}, lambda _: "")
+    ranks.other = [("another digest", False)]
+    assert contest.check(1) == [
+        "rank 1: a loss or a weight is not finite",
+        "rank 1: its weights differ from those of rank 0 after the last step",
+    ]
+    broken.model.trainable_weights[0].assign(np.full((64, WIDTH), np.nan, np.float32))
+    contest.measure(1, 1)
+    assert "rank 0: a loss or a weight is not finite" in contest.check(1)
+
+
+def test_of_two_ways_the_faster_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    contest = Contest(learner(), TwoRanks())
+    ways = {"slow": learner(), "fast": learner()}
+    monkeypatch.setattr(contest, "_timed", lambda one, steps: ([2.0 if one is ways["slow"] else 1.0], [0.0]))
+    contest.enter("horovod", ways, lambda _: "")
+    fact = contest.facts[1]
+    assert (fact["way"], fact["ways"]) == ("fast", {"slow": 2.0, "fast": 1.0})

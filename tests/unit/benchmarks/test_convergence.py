@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,10 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
-from benchmarks.studies import page
 from benchmarks.studies.__main__ import app
 from benchmarks.studies.convergence import data as data_sets, jobs, plan as studies, results as told
 from benchmarks.studies.convergence.worker import Task, order
@@ -107,24 +104,16 @@ def test_a_wrong_plan_is_refused_in_words(plan: Path, old: str, new: str, words:
         studies.read(plan)
 
 
-def test_a_run_without_an_until_has_the_facts_that_it_had_before_there_was_one(plan: Path):
+def test_a_run_without_until_and_with_sgd_has_the_facts_that_it_had_before_there_was_a_choice(plan: Path):
     def facts(text: str) -> dict[str, Any]:
         plan.write_text(text)
-        return studies.facts(studies.read(plan), studies.Run("cnn", "hitopk", 3))["how"]
+        return studies.facts(studies.read(plan), studies.Run("cnn", "hitopk", 3))
 
-    assert "until" not in facts(PLAN)
-    assert facts(PLAN.replace("warmup: 0.5", "warmup: 0.5, until: 0.75"))["until"] == 0.75
-
-
-def test_a_run_with_sgd_has_the_facts_that_it_had_before_there_was_a_choice(plan: Path):
-    def recipe(text: str) -> dict[str, Any]:
-        plan.write_text(text)
-        return studies.facts(studies.read(plan), studies.Run("cnn", "hitopk", 3))["recipe"]
-
-    assert not {"optimizer", "lars"} & set(recipe(PLAN))
-    with_lars = recipe(PLAN.replace("epochs: 2", "epochs: 2, optimizer: lars, lars: {weight_decay: 0.25}"))
-    assert with_lars["optimizer"] == "lars"
-    assert with_lars["lars"]["weight_decay"] == 0.25
+    assert not {"until", "optimizer", "lars"} & {*facts(PLAN)["how"], *facts(PLAN)["recipe"]}
+    lars = PLAN.replace("epochs: 2", "epochs: 2, optimizer: lars, lars: {weight_decay: 0.25}")
+    changed = facts(lars.replace("warmup: 0.5", "warmup: 0.5, until: 0.75"))
+    assert changed["how"]["until"] == 0.75
+    assert (changed["recipe"]["optimizer"], changed["recipe"]["lars"]["weight_decay"]) == ("lars", 0.25)
 
 
 def test_times_come_first_and_then_all_of_the_first_seed(plan: Path):
@@ -298,28 +287,3 @@ def test_runs_of_different_data_are_not_put_together(plan: Path, tmp_path: Path)
     finish(tmp_path, study, studies.Run("cnn", "hitopk", 3), digest="other")
     with pytest.raises(InvalidError, match="different data"):
         told.collected(tmp_path, study)
-
-
-def test_the_table_the_page_and_the_plot_show_every_setting(plan: Path, tmp_path: Path):
-    study = studies.read(plan)
-    finish_all(tmp_path, study)
-    finish(tmp_path, study, studies.Run("cnn", "hitopk", 3), equal=False)
-    found = told.collected(tmp_path, study)
-    text = io.StringIO()
-    Console(file=text, width=160).print(told.table(found))
-    assert "hitopk UNEQUAL" in text.getvalue()
-    results.save(tmp_path / "convergence.json", found)
-    written = page.rewritten("<!-- results: convergence.json -->\n<!-- end of results -->\n", tmp_path)
-    assert "| cnn | dense | 2 | 53.00 +- 25.41 |" in written
-    pytest.importorskip("matplotlib", reason="plots need matplotlib")
-    told.draw(found, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(InvalidError, match="nothing to draw"):
-        told.draw({**found, "rows": []}, tmp_path / "plot.png")
-
-
-def test_a_file_of_something_else_is_refused(tmp_path: Path):
-    path = tmp_path / "x.json"
-    path.write_text('{"benchmark": "else"}')
-    with pytest.raises(InvalidError, match="benchmarks.studies convergence"):
-        told.load(path)

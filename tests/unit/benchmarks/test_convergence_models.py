@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.studies.convergence import data as data_sets
-from benchmarks.studies.convergence.models import DATA_OF, build
+from benchmarks.studies.convergence.models import build
 from benchmarks.studies.convergence.worker import optimizer
 
 
@@ -40,8 +40,8 @@ def test_the_first_weights_depend_on_the_seed_alone():
 
 
 @pytest.mark.parametrize("name", ["", "sgd", "lars"])
-@pytest.mark.parametrize("topk", [{}, {"density": 0.01, "momentum_correction": True}])
-def test_the_optimizer_is_that_of_the_recipe(name: str, topk: dict[str, object]):
+def test_the_optimizer_is_that_of_the_recipe(name: str):
+    topk = {} if name == "sgd" else {"density": 0.01, "momentum_correction": True}
     recipe = {"learning_rate": 0.5, "momentum": 0.75, "nesterov": True}
     if name:
         recipe |= {"optimizer": name, "lars": {"weight_decay": 0.25} if name == "lars" else None}
@@ -51,10 +51,6 @@ def test_the_optimizer_is_that_of_the_recipe(name: str, topk: dict[str, object])
     assert (float(made.momentum), made.nesterov) == (0.75, True)
     assert name != "lars" or made.weight_decay == 0.25
     assert (made._hvd_ext_reducer.momentum is not None) == bool(topk)
-
-
-def test_every_model_has_its_data():
-    assert set(DATA_OF) == {"cnn", "vgg", "transformer"}
 
 
 def test_the_parts_of_a_class_are_its_labels():

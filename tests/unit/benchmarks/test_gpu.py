@@ -135,68 +135,35 @@ def test_all_phases_pass_and_the_file_has_machine_phases_and_times(measured, tmp
     assert "| 3 | 3,000 | 0.25 | 0.5 | 0.001 | 0.5 |" in tables
 
 
-def test_a_wrong_answer_makes_the_status_1_and_the_times_are_taken_all_the_same(measured, capsys):
-    status, found = measured(PROGRAM_IS="wrong")
-    assert (status, statuses(found)["check"], statuses(found)["times"]) == (1, "failed", "passed")
-    assert why(found, "check") == "exit status 1: wrong: gauss: pick 0 of 9"
-    assert "wrong: gauss: pick 0 of 9" in capsys.readouterr().out
+# What is set or not there, the exit status, some phases with theirs, and words of the first of these phases.
+TROUBLES = [
+    ("PROGRAM_IS=wrong", 1, "check: failed, times: passed", "exit status 1: wrong: gauss: pick 0 of 9"),
+    ("PROGRAM_IS=slow", 1, "check: out of time", "7 of 9 problems were checked, and were right"),
+    ("PROGRAM_IS=hanging", 1, "check: out of time, memcheck: passed", "was killed"),
+    ("PROGRAM_IS=blind", 2, "check: missing", "no GPU was found: nothing was checked"),
+    ("SANITIZER_IS=finding", 1, "racecheck: failed, memcheck: passed, synccheck: passed", "found 3 errors or hazards"),
+    # a sanitizer that cannot work is not taken for one that found nothing
+    ("SANITIZER_IS=refusing", 0, "memcheck: missing, racecheck: missing, synccheck: missing", "not supported"),
+    ("SANITIZER_IS=silent", 1, "memcheck: failed, racecheck: failed, synccheck: failed", ""),
+    ("without compute-sanitizer", 0, "memcheck: missing, racecheck: missing, check: passed", "was not found"),
+    ("without nvidia-smi", 0, "nvidia-smi: missing, build library: passed, check: passed, times: passed", ""),
+    ("without nvcc", 2, "build library: missing, check: missing, times: missing", "nvcc was not found"),
+    ("NVCC_FAILS=1", 1, "build library: failed, check: missing", "exit status 4: error: no such thing"),
+]
 
 
-def test_problems_that_are_left_over_make_the_status_1(measured):
-    status, found = measured(PROGRAM_IS="slow")
-    assert (status, statuses(found)["check"]) == (1, "out of time")
-    assert why(found, "check") == "7 of 9 problems were checked, and were right"
-
-
-def test_a_kernel_that_hangs_is_killed_at_its_limit(measured, gpu, monkeypatch):
-    monkeypatch.setitem(gpu.LIMITS_S, "check", 0.3)
-    status, found = measured(PROGRAM_IS="hanging")
-    assert (status, statuses(found)["check"], statuses(found)["memcheck"]) == (1, "out of time", "passed")
-    assert "was killed" in why(found, "check")
-
-
-def test_what_the_sanitizer_finds_makes_the_status_1(measured):
-    status, found = measured(SANITIZER_IS="finding")
-    assert status == 1
-    assert {name: statuses(found)[name] for name in SANITIZERS} == {
-        **dict.fromkeys(SANITIZERS, "passed"),
-        "racecheck": "failed",
-    }
-    assert why(found, "racecheck") == "racecheck found 3 errors or hazards"
-
-
-@pytest.mark.parametrize(("kind", "expected"), [("refusing", "missing"), ("silent", "failed")])
-def test_a_sanitizer_that_cannot_work_is_not_taken_for_one_that_found_nothing(measured, kind, expected):
-    status, found = measured(SANITIZER_IS=kind)
-    assert status == (1 if expected == "failed" else 0)
-    assert {statuses(found)[name] for name in SANITIZERS} == {expected}
-
-
-def test_what_is_missing_is_said_and_the_rest_runs(measured):
-    status, found = measured("compute-sanitizer", "nvidia-smi")
-    assert status == 0
-    assert {statuses(found)[name] for name in ("nvidia-smi", "torch", *SANITIZERS)} == {"missing"}
-    assert {statuses(found)[name] for name in (*BUILDS, "check", "times")} == {"passed"}
-    assert why(found, "memcheck") == "compute-sanitizer was not found"
-
-
-def test_without_nvcc_nothing_is_checked_and_the_status_is_2(measured):
-    status, found = measured("nvcc")
-    assert status == 2
-    assert why(found, "build library").startswith("nvcc was not found")
-    assert statuses(found)["check"] == statuses(found)["times"] == "missing"
-
-
-def test_without_a_gpu_the_status_is_2(measured):
-    status, found = measured(PROGRAM_IS="blind")
-    assert (status, statuses(found)["check"]) == (2, "missing")
-    assert why(found, "check") == "no GPU was found: nothing was checked"
-
-
-def test_what_does_not_compile_makes_the_status_1_with_the_words_of_nvcc(measured):
-    status, found = measured(NVCC_FAILS="1")
-    assert (status, statuses(found)["build library"], statuses(found)["check"]) == (1, "failed", "missing")
-    assert why(found, "build library") == "exit status 4: error: no such thing"
+@pytest.mark.parametrize(("trouble", "expected", "phases", "words"), TROUBLES, ids=[row[0] for row in TROUBLES])
+def test_what_goes_wrong_has_its_status_and_words_and_the_rest_runs(
+    trouble, expected, phases, words, measured, gpu, monkeypatch
+):
+    name, _, value = trouble.partition("=")
+    if value == "hanging":
+        monkeypatch.setitem(gpu.LIMITS_S, "check", 0.3)
+    status, result = measured(**{name: value}) if value else measured(trouble.removeprefix("without "))
+    wanted = dict(phase.split(": ") for phase in phases.split(", "))
+    assert status == expected
+    assert {phase: statuses(result)[phase] for phase in wanted} == wanted
+    assert words in why(result, next(iter(wanted)))
 
 
 def test_answers_that_differ_from_those_of_pytorch_are_a_failure(gpu):

@@ -59,6 +59,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def table_of(study: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Give the cells of the report by way and heading."""
+    return {line[0]: dict(zip(told.HEADINGS, line, strict=True)) for line in told.lines_of(study)}
+
+
 def test_every_way_is_timed_and_has_settings_of_its_own() -> None:
     everything = runs()
     assert len({run.name for run in everything}) == len(everything)
@@ -97,7 +102,7 @@ def test_times_are_composed_of_timed_steps_and_the_target_follows_from_dense(fol
     dense = named["dense"]
     assert dense["whole_epoch_seconds"] == pytest.approx(dense["epoch_seconds"])
 
-    lines = {line[0]: dict(zip(told.HEADINGS, line, strict=True)) for line in told.lines_of(found)}
+    lines = table_of(found)
     assert lines["dense"]["top-5 at the end"].startswith("80.0 +- ")
     assert lines["dense"]["epochs to target"] == "28"  # 0.795 of 0.8 on a line over 28 epochs
     assert lines["dense"]["x composed"] == "1.00"
@@ -127,7 +132,7 @@ def test_prices_of_dense_stand_beside_its_steps_and_its_whole_training(folder: P
 def test_a_way_that_never_reaches_the_target_says_so(folder: Path) -> None:
     for seed in SEEDS:
         kept(folder, Run(way("split"), "seed", seed), 0.01, 0.7, 3200)
-    lines = {line[0]: dict(zip(told.HEADINGS, line, strict=True)) for line in told.lines_of(told.collected(folder))}
+    lines = table_of(told.collected(folder))
     assert lines["split"]["epochs to target"] == "never"
     assert lines["split"]["x dense"] == ""
 
@@ -135,7 +140,7 @@ def test_a_way_that_never_reaches_the_target_says_so(folder: Path) -> None:
 def test_a_way_that_is_timed_alone_has_the_curves_of_the_way_that_learns_the_same(folder: Path) -> None:
     kept(folder, Run(way("horovod-fused"), "time"), 0.75, 0.1, 640)
     found = told.collected(folder)
-    lines = {line[0]: dict(zip(told.HEADINGS, line, strict=True)) for line in told.lines_of(found)}
+    lines = table_of(found)
     assert lines["horovod-fused"]["top-5 at the end"] == lines["horovod"]["top-5 at the end"]
     assert lines["horovod-fused"]["x Horovod"] == "1.00"  # the faster one is what the others are compared with
     assert float(lines["horovod"]["x Horovod"]) < 1
@@ -184,21 +189,20 @@ def test_other_gradients_in_the_timed_training_are_refused(folder: Path) -> None
         told.collected(folder)
 
 
-def test_the_command_names_what_is_missing_and_draws_what_is_there(folder: Path) -> None:
+def test_the_command_names_what_is_missing_draws_what_is_there_and_refuses_an_unknown_way(folder: Path) -> None:
     pytest.importorskip("matplotlib")
-    few = ["--pictures", str(folder / "all"), "--few", str(folder / "few")]
-    named = RUNNER.invoke(app, ["recipe", str(folder), *few, "--missing", "--ways", "dense,auto"])
+
+    def command(*options: str) -> Any:
+        few = ["--pictures", str(folder / "all"), "--few", str(folder / "few")]
+        return RUNNER.invoke(app, ["recipe", str(folder), *few, *options])
+
+    named = command("--missing", "--ways", "dense,auto")
     assert named.exit_code == 0, named.output
     assert named.output.split()[:4] == ["auto_time", "auto_seed1", "auto_seed2", "auto_seed3"]
-    files = ["--json", str(folder / "recipe.json"), "--plot", str(folder / "recipe.png")]
-    drawn = RUNNER.invoke(app, ["recipe", str(folder), *few, *files, "--ways", "dense"])
+    drawn = command("--json", str(folder / "recipe.json"), "--plot", str(folder / "recipe.png"), "--ways", "dense")
     assert drawn.exit_code == 0, drawn.output
     assert (folder / "recipe.png").stat().st_size > 10_000
     assert json.loads((folder / "recipe.json").read_text())["benchmark"] == told.BENCHMARK
-
-
-def test_an_unknown_way_is_refused(folder: Path) -> None:
-    few = ["--pictures", str(folder / "all"), "--few", str(folder / "few")]
-    refused = RUNNER.invoke(app, ["recipe", str(folder), *few, "--ways", "dence", "--missing"])
+    refused = command("--ways", "dence", "--missing")
     assert refused.exit_code == 1
     assert "ways ('dence'): the study has none of this name" in refused.output + str(refused.stderr)

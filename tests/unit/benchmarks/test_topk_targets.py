@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import pytest
 from typer.testing import CliRunner
 
 from benchmarks.studies.__main__ import app
 from benchmarks.studies.topk_targets import TARGETS, verdict, verdicts, verdicts_of
 from hvd_ext.bench import results
 from hvd_ext.bench.topk import NAMES
-from tests.unit.bench.test_topk import result_of, rows_of
-
-
-@pytest.mark.parametrize(
-    ("figures", "words"),
-    [
-        ((1.05, 1.15, 1.06, True), "met, and the stretch goal"),
-        ((1.10, 1.15, 1.06, True), "met"),
-        ((1.265, 1.15, 1.06, True), "missed by 10.0%"),
-        ((60.0, 40.0, 55.0, False), "met, and the stretch goal"),
-        ((40.0, 40.0, 55.0, False), "met"),
-        ((30.0, 40.0, 55.0, False), "missed by 25.0%"),
-    ],
-)
-def test_a_verdict_says_by_how_much_a_target_is_missed(figures: Any, words: str) -> None:
-    assert verdict(*figures) == words
+from tests.unit.bench.rows import FACTS, topk_rows as rows_of
 
 
 def test_the_worst_input_counts_for_a_target() -> None:
@@ -48,14 +31,16 @@ def test_a_target_is_about_its_lengths_threads_and_inputs() -> None:
     assert {target.contestant for target in TARGETS} <= set(NAMES)
 
 
-def test_each_run_of_a_file_has_verdicts_of_its_own() -> None:
-    both = results.joined(result_of(rows_of()), result_of(rows_of(input="laplace")))
-    one = verdicts(rows_of())
-    assert verdicts_of(both["rows"]) == one + [{**target, "input": "laplace"} for target in one]
+def test_a_verdict_knows_a_stretch_goal_of_both_directions() -> None:
+    assert verdict(1.05, 1.15, 1.06, True) == verdict(60.0, 40.0, 55.0, False) == "met, and the stretch goal"
 
 
-def test_the_command_shows_what_was_missed(tmp_path: Path) -> None:
-    results.save(tmp_path / "a.json", result_of(rows_of()))
+def test_each_run_of_a_file_has_verdicts_of_its_own_and_the_command_shows_them(tmp_path: Path) -> None:
+    one, two = (results.result_of(FACTS, rows_of(input=name), results.TOPK) for name in ("gauss", "laplace"))
+    both = results.joined(one, two)
+    of_one = verdicts(rows_of())
+    assert verdicts_of(both["rows"]) == of_one + [{**target, "input": "laplace"} for target in of_one]
+    results.save(tmp_path / "a.json", one)
     done = CliRunner().invoke(app, ["topk-targets", str(tmp_path / "a.json")])
     assert done.exit_code == 0, done.output
     assert "missed by 4.3%" in done.output

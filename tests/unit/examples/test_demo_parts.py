@@ -1,4 +1,4 @@
-"""The parts of the demo that need no ranks: a rank's digits, the numbers, table and picture, the progress words."""
+"""The parts of the demo that need no ranks: a rank's digits, the numbers, and the report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from demo_views import TARGET, Training, plot, table
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 from rich.console import Console
 
 RESULT = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "demo.json"
@@ -35,10 +34,6 @@ def training(
     return found
 
 
-def result(*trainings: Training) -> dict[str, Any]:
-    return {"place": "2 hosts", "parameters": 10**6, "target": TARGET, "rows": [one.row() for one in trainings]}
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_ranks_have_digits_of_their_own_and_as_many_whole_batches(size: int) -> None:
     import handwritten
@@ -54,11 +49,6 @@ def test_ranks_have_digits_of_their_own_and_as_many_whole_batches(size: int) -> 
     # Some of the data set's images are twins; parts that overlapped would have many more.
     assert len(rows) - len(np.unique(rows, axis=0)) <= len(everything) - len(np.unique(everything, axis=0))
     assert tests[0].shape == (handwritten.TEST_IMAGES, 8, 8, 1)
-
-
-def test_too_many_ranks_for_a_batch_each_are_refused() -> None:
-    import handwritten
-
     with pytest.raises(ValueError, match=r"ranks \(100\)"):
         handwritten.digits_of(0, 100)
 
@@ -79,36 +69,24 @@ def test_the_time_to_the_target_is_that_of_the_first_test_that_reaches_it() -> N
     assert training("hvd_ext", accuracies=(0.9, 0.96)).row()["seconds_to_target"] is None
 
 
-def test_the_table_fits_a_terminal_and_tells_who_never_came_so_far() -> None:
+def test_the_report_has_a_row_and_a_colour_for_each_training_and_says_which_never_reached_the_target(
+    tmp_path: Path, seen: list[Any]
+) -> None:
+    trainings = [training("Horovod", accuracies=(0.5, 0.6)), training("hvd_ext"), training("hvd_ext, TopK")]
+    assert trainings[0].status == "60.0% of the test digits right"
+    rows = [one.row() for one in trainings]
+    result = {"place": "2 hosts", "parameters": 10**6, "target": TARGET, "rows": rows}
     stream = io.StringIO()
-    late = training("Horovod", accuracies=(0.5, 0.6))
-    Console(file=stream, width=80).print(table(result(late, training("hvd_ext, TopK"))))
-    text = stream.getvalue()
+    Console(file=stream, width=80).print(table(result))
     for words in ("hvd_ext, TopK", "Horovod", "98.0%", "60.0%", "450 ms (275-650)", "7.5 s", "never"):
-        assert words in text
-
-
-def test_the_picture_has_two_panels_and_each_colour_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures: list[Any] = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
-    names = ("Horovod", "hvd_ext", "hvd_ext, TopK")
-    plot(result(*map(training, names)), tmp_path / "x.png")
+        assert words in stream.getvalue()
+    plot(result, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes()[:4] == b"\x89PNG"
-    accuracy, time = figures[0].axes
-    labelled = {line.get_label(): line.get_color() for line in accuracy.get_lines() if line.get_label()[0] != "_"}
-    assert [label.split(":")[0] for label in labelled] == list(names)
-    assert len(set(labelled.values())) == 3
-    assert [to_hex(bar.get_facecolor()) for bar in time.patches] == [colour.lower() for colour in labelled.values()]
-
-
-def test_the_progress_says_what_the_ranks_do() -> None:
-    found = Training("x")
-    assert found.status == "the ranks start"
-    found.take({"kind": "start", "total": 7, "parameters": 10})
-    assert (found.status, found.done) == ("first steps", 0)
-    found.take({"kind": "test", "seconds": [1.0, 2.0], "accuracy": 0.975})
-    assert (found.status, found.done) == ("97.5% of the test digits right", 2)
+    accuracy, time = seen[0].axes
+    colours = {line.get_label(): line.get_color() for line in accuracy.get_lines() if line.get_label()[0] != "_"}
+    assert [label.split(":")[0] for label in colours] == [one.name for one in trainings]
+    assert len(set(colours.values())) == 3
+    assert [to_hex(bar.get_facecolor()) for bar in time.patches] == [colour.lower() for colour in colours.values()]
 
 
 def test_the_numbers_of_the_page_are_those_of_their_samples() -> None:

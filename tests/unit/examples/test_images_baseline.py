@@ -56,7 +56,7 @@ def test_the_page_about_the_images_shows_the_kept_figures() -> None:
 
 @pytest.mark.slow
 def test_the_command_trains_all_classifiers_on_a_small_set_and_needs_one(tmp_path: Path) -> None:
-    write(tmp_path / "set", Recipe(train=120, test=60, classes=6, pixels=32), 1, lambda count: None)
+    write(tmp_path / "set", Recipe(train=60, test=30, classes=3, pixels=32), 1, lambda count: None)
     result = tmp_path / "result.json"
     images_baseline.main(tmp_path / "set", epochs=1, result=result)
     assert [score["epochs"] for score in json.loads(result.read_text())["scores"]] == [0, 20, 20, 1]

@@ -135,29 +135,25 @@ def test_a_training_goes_on_with_its_own_settings_only(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     settings.keep(settings.read("smoke"), folder)
     settings.keep(settings.read("smoke"), folder)
+    other = settings.read("smoke", ["target=0.7", "entry.author=Somebody"])  # only reports read these
+    settings.keep(other, folder)
+    assert settings.read(str(folder / "settings.yaml")) == other
     with pytest.raises(SettingsError, match=r"phases\.1\.pixels \(24\): the training in .* has 20"):
         settings.keep(settings.read("smoke", ["phases.1.pixels=24"]), folder)
     with pytest.raises(SettingsError, match=r"network\.classes \(64\)"):
         settings.keep(settings.read("small"), folder)
 
 
-def test_a_warm_up_is_counted_in_epochs() -> None:
-    chosen = settings.read("smoke", ["topk.warmup=1.5"])
-    given = training.compression(chosen, Steps(chosen, 96), ("topk", "dense", "dense", "dense"))["compression"]
-    assert (given.warmup.steps, given.until) == (6, 8)
-    chosen = settings.read("smoke", ["topk.warmup=null"])
-    given = training.compression(chosen, Steps(chosen, 96), ("topk", "dense", "dense", "dense"))["compression"]
-    assert given.warmup is None
-
-
-def test_what_topk_refuses_names_the_key() -> None:
+def test_what_topk_takes_is_counted_in_steps_and_what_it_refuses_names_the_key() -> None:
     kinds = ("topk", "dense", "dense", "dense")
     for change in ("topk.densty=0.1", "topk.density=2"):
         chosen = settings.read("smoke", [change])
         with pytest.raises(SettingsError, match="^topk: .*dens"):
             training.compression(chosen, Steps(chosen, 96), kinds)
-    chosen = settings.read("smoke")
-    assert training.compression(chosen, Steps(chosen, 96), kinds)["compression"].until == 8
+    for change, warmup, until in (("topk.warmup=1.5", 6, 8), ("topk.warmup=null", None, 8)):  # in epochs of 4 steps
+        chosen = settings.read("smoke", [change])
+        given = training.compression(chosen, Steps(chosen, 96), kinds)["compression"]
+        assert (given.warmup and given.warmup.steps, given.until) == (warmup, until)
     assert training.compression(chosen, Steps(chosen, 96), ("topk",) * 4)["compression"].until is None
     assert training.compression(chosen, Steps(chosen, 96), ("dense",) * 4) == {}
 
@@ -197,19 +193,15 @@ def ramp(side: int, count: int = 1) -> tf.Tensor:
     return tf.constant(np.repeat(one[None], count, 0))
 
 
-def test_the_whole_of_a_picture_is_the_picture() -> None:
-    found = pictures.cut(ramp(32), tf.constant([[0.0, 0.0, 1.0, 1.0]]), 32, 32, 1)
-    assert np.array_equal(found, ramp(32))
-    mirrored = pictures.cut(ramp(32), tf.constant([[0.0, 1.0, 1.0, 0.0]]), 32, 32, 1)
-    assert np.array_equal(mirrored, ramp(32)[:, :, ::-1])
-
-
 @pytest.mark.parametrize("samples", [1, 2])
 def test_a_part_is_averaged_over_its_area(samples: int) -> None:
     # columns 8 to 24 and rows 0 to 16 of 32, in 8 pixels: each is the mean of two columns and two rows
     found = pictures.cut(ramp(32), tf.constant([[0.0, 0.25, 0.5, 0.75]]), 8, 8, samples).numpy().astype(int)
     assert np.abs(found[0, 0, :, 0] - 4 * (8.5 + 2 * np.arange(8))).max() <= 1
     assert np.abs(found[0, :, 0, 1] - 4 * (0.5 + 2 * np.arange(8))).max() <= 1
+    whole, mirrored = [[0.0, 0.0, 1.0, 1.0]], [[0.0, 1.0, 1.0, 0.0]]
+    assert np.array_equal(pictures.cut(ramp(32), tf.constant(whole), 32, 32, samples), ramp(32))
+    assert np.array_equal(pictures.cut(ramp(32), tf.constant(mirrored), 32, 32, samples), ramp(32)[:, :, ::-1])
 
 
 def test_random_crops_have_the_asked_areas_and_aspects_whatever_the_square() -> None:

@@ -10,7 +10,7 @@ import pytest
 import hvd_ext
 from hvd_ext import horovod
 from hvd_ext.horovod import environment, flags
-from hvd_ext.horovod.row import OTHER, REFUSED, SAME, Row, table_of
+from hvd_ext.horovod.row import OTHER, REFUSED, SAME, Row
 from tests.ranks.migration import callback_rows, collectives, life_rows, tape_rows, training_rows
 from tests.ranks.migration.registry import CHECKS
 from tests.unit.horovod import environment_rows, horovod_api
@@ -103,33 +103,6 @@ def test_what_is_the_same_has_its_name_here() -> None:
 def test_what_is_not_the_same_says_why() -> None:
     assert [row.horovod for row in ROWS if row.status in (OTHER, REFUSED) and not row.note] == []
     assert {row.status for row in ROWS} == {SAME, OTHER, REFUSED}
-
-
-def test_the_table_joins_what_needs_no_word_and_keeps_what_does() -> None:
-    rows = [
-        Row("A", "f", "f", SAME, "a | bar"),
-        Row("A", "f(x)", "x", SAME),
-        Row("A", "f(y)", "", REFUSED, "why"),
-        Row("A", "f(z)", "z", SAME),
-        Row("A", "g", "g", SAME),
-        Row("A", "h", "h", SAME),
-        Row("B", "V", "", OTHER, "nothing is lost"),
-    ]
-    assert table_of(rows).splitlines() == [
-        "### A",
-        "",
-        "| Horovod | here | |",
-        "| --- | --- | --- |",
-        "| `f(x, z)` | the same | a \\| bar |",
-        "| `f(y)` | refused | why |",
-        "| `g`, `h` | the same |  |",
-        "",
-        "### B",
-        "",
-        "| Horovod | here | |",
-        "| --- | --- | --- |",
-        "| `V` | nothing | nothing is lost |",
-    ]
 
 
 @pytest.mark.parametrize("module", ["hvd_ext.tensorflow", "hvd_ext.keras", "hvd_ext.tensorflow.keras"])

@@ -1,0 +1,70 @@
+"""Benchmarks as a user starts them: their commands, alone, by a launcher or on a rehearsed cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 280
+HOROVOD = importlib.util.find_spec("horovod") is not None
+BENCH = [sys.executable, "-m", "hvd_ext", "bench"]
+
+
+def done(command: Sequence[str], status: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and check its status."""
+    ended = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=2 * TIMEOUT_S,
+        check=False,
+    )
+    assert ended.returncode == status, ended.stderr + ended.stdout
+    return ended
+
+
+def bench(folder: Path, *words: str, before: Sequence[str] = (), status: int = 0, **more: str) -> tuple[Any, str]:
+    """Run a benchmark.
+
+    Args:
+        folder: of the file with its result.
+        words: the name of the benchmark, and its options.
+        before: the words of a launcher, or of a rehearsed cluster.
+        status: the exit status that it must have.
+        more: variables of its environment.
+
+    Returns:
+        The result and what was shown.
+    """
+    path = folder / "result.json"
+    ended = done([*before, *BENCH, *words, "--json", str(path)], status, **more)
+    assert before or ended.stderr == ""  # the progress is for terminals
+    return json.loads(path.read_text()), ended.stdout
+
+
+def rehearsed(hosts: str, rate: str) -> list[str]:
+    """Give the words that start a command on a rehearsed cluster."""
+    return [sys.executable, "-m", "hvd_ext", "cluster", "run", "--hosts", hosts, "--rate", rate, "--"]
+
+
+def marked(name: str, value: str) -> list[psutil.Process]:
+    """Find the living processes whose environment has a variable with a value."""
+    alive = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return alive
