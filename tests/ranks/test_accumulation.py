@@ -14,6 +14,8 @@ from tests.ranks.compare import assert_close
 from tests.ranks.steps import averaged, gradients, variables
 from tests.ranks.training import assert_same_bits_on_all_ranks, buckets_sent, fill, values
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 PASSES = 3
 
 

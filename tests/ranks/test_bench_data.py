@@ -13,6 +13,8 @@ from hvd_ext.bench.data_goals import FIRST_WAIT, LATER_WAIT, MEMORY, PRIVATE, RE
 from hvd_ext.bench.data_worker import Task, teller
 from hvd_ext.bench.sampling import EVENTS, Follower
 
+pytestmark = pytest.mark.ranks(2)
+
 
 @pytest.fixture
 def folder(hvd: ModuleType, tmp_path: Path) -> Path:

@@ -23,6 +23,8 @@ from tests.ranks.training import (
     values,
 )
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 ROWS, BATCH = 8, 4
 
 

@@ -14,6 +14,8 @@ from hvd_ext.errors import InvalidError, MismatchError
 from hvd_ext.tensorflow import skipping
 from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 keras2 = pytest.importorskip("tf_keras", reason="tf_keras, which is Keras 2, is not installed")
 
 

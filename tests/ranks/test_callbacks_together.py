@@ -14,6 +14,8 @@ from hvd_ext.errors import InvalidError, MismatchError
 from tests.ranks.compare import assert_equal
 from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, model, values
 
+pytestmark = pytest.mark.ranks(2)
+
 ROWS, BATCH = 8, 2
 STEPS = ROWS // BATCH
 

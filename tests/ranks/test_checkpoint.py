@@ -26,6 +26,8 @@ from hvd_ext.state import arrays, folder, manifest
 from tests.ranks.compare import assert_close, assert_equal
 from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, everything, fill, values
 
+pytestmark = pytest.mark.ranks(2)
+
 BATCH, STEPS = 2, 3
 
 

@@ -19,7 +19,7 @@ from tests.ranks.test_hangs import Adversaries
 from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, values
 
 # four processes on two cores need a minute for what two show in ten seconds
-pytestmark = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")
+pytestmark = [pytest.mark.ranks(2), pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")]
 
 ROWS, BATCH = 12, 2
 

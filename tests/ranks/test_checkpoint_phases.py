@@ -22,6 +22,8 @@ from tests.ranks.test_checkpoint import fit, own_model
 from tests.ranks.topk_jobs import OPTIONS, as_launched, hosts_of, restart
 from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, values
 
+pytestmark = pytest.mark.ranks(2)
+
 # Of each phase: its first epoch, its end, the length of a series, and the series in a batch. The first two phases have
 # one optimizer, with `TopK` and a momentum; the third has weights and an optimizer of its own, without `TopK`.
 PHASES = ((0, 2, 3, 2), (2, 4, 4, 3), (4, 6, 4, 3))

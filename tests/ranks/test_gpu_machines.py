@@ -15,6 +15,8 @@ from hvd_ext.tensorflow import devices
 from tests import pages
 from tests.ranks.training import assert_same_bits_on_all_ranks
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ from hvd_ext.keras.optimizers.optimizer import channels
 from tests.ranks.compare import assert_close, assert_equal
 from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, joined, values
 
+pytestmark = pytest.mark.ranks(2)
+
 tf_keras = pytest.importorskip("tf_keras", reason="needs Keras 2: python -m pip install tf_keras")
 
 ROWS, BATCH = 8, 4

@@ -14,6 +14,8 @@ from hvd_ext.horovod import environment, flags
 from tests.ranks.migration import callback_rows, collectives, life_rows, training_rows
 from tests.ranks.migration.registry import CHECKS, remove_evens
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 FILLED_BY = (callback_rows, collectives, life_rows, training_rows)
 ROWS = [row for row in horovod.rows() if row.section not in (environment.SECTION, flags.SECTION)]
 

@@ -13,6 +13,8 @@ import hvd_ext as hvd
 from hvd_ext.errors import HvdExtError, InvalidError, MismatchError
 from tests.ranks.numbers import total, values
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 
 @pytest.fixture(autouse=True)
 def _several_ranks(size: int) -> None:

@@ -12,6 +12,8 @@ import tensorflow as tf
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, MismatchError
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 
 @pytest.fixture(autouse=True)
 def _several_ranks(size: int) -> None:

@@ -18,6 +18,8 @@ from tests.ranks.compare import assert_close, assert_equal
 from tests.ranks.steps import assert_equals_plain_training, averaged, gradients, variables
 from tests.ranks.training import assert_same_bits_on_all_ranks, buckets_sent, data, fill, values
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 OTHERS = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}  # no update step of their own
 OPTIMIZERS = sorted(
     name

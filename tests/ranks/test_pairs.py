@@ -14,6 +14,8 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.options.compatibility import FEATURES, Pair, pairs
 from tests.ranks.pairing import Case
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 # for training without ours
 CHANGE_NOTHING = {
     "compression",

@@ -15,6 +15,8 @@ from hvd_ext.planning import registry
 from hvd_ext.topology import read, tree
 from tests.ranks.numbers import total, values
 
+pytestmark = pytest.mark.ranks(1, 2, 3, 8)
+
 
 def dealt_by_name(size: int, folder: Path) -> tree.Tree:
     """Hosts as MPI names them: rank r is on host r % 2."""

@@ -20,6 +20,8 @@ from hvd_ext.tensorflow.gradients import registration
 from hvd_ext.tensorflow.gradients.registration import Channel
 from tests.ranks.numbers import values
 
+pytestmark = pytest.mark.ranks(1, 2, 3, 8)
+
 SHAPES = ((7, 5), (), (3001,))
 
 

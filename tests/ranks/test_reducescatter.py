@@ -11,6 +11,8 @@ from hvd_ext.errors import InvalidError, MismatchError
 from hvd_ext.tensorflow.collectives.dtypes import REDUCED
 from tests.ranks.numbers import total, values
 
+pytestmark = pytest.mark.ranks(1, 2, 3, 8)
+
 WAYS = {"eager": lambda function: function, "traced": tf.function}
 
 

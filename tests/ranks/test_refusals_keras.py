@@ -11,6 +11,8 @@ import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
 from tests.ranks.training import data, model
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 ROWS = 4
 
 

@@ -15,6 +15,8 @@ import hvd_ext as hvd
 from hvd_ext.errors import HvdExtError, InvalidError, MismatchError
 from tests.ranks.training import assert_same_bits_on_all_ranks, data, model
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 
 @pytest.fixture(autouse=True)
 def _several_ranks() -> None:

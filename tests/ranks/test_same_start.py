@@ -18,7 +18,10 @@ from tests.ranks.compare import assert_equal
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, model, values
 
-pytestmark = pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="one rank has no other rank to differ from")
+pytestmark = [
+    pytest.mark.ranks(2),
+    pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="one rank has no other rank to differ from"),
+]
 
 BATCH = 4
 SGD = keras.optimizers.SGD

@@ -11,6 +11,8 @@ from hvd_ext.errors import InvalidError, NotInitializedError
 from hvd_ext.tensorflow.collectives import objects
 from tests.ranks.numbers import total, values
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 v1 = tf.compat.v1
 
 

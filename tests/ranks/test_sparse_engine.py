@@ -22,6 +22,8 @@ from hvd_ext.topology.tree import Tree, from_hosts
 from tests.unit.planning.interpreter import Floats, Ranks
 from tests.unit.planning.test_sparse_plans import data_of
 
+pytestmark = pytest.mark.ranks(1, 2, 3, 8)
+
 ELEMENTS = 1000
 DENSITY = 0.01
 

@@ -24,7 +24,8 @@ from tests.ranks.compare import assert_equal
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.training import checkpoint, data, model, shared
 
-pytestmark = [pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")]
+pytestmark = [pytest.mark.ranks(2), pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")]
+
 several = pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="nobody is late")
 
 

@@ -15,6 +15,8 @@ from hvd_ext.errors import InvalidError
 from tests.ranks.compare import assert_close, assert_equal
 from tests.ranks.training import assert_same_bits_on_all_ranks, values
 
+pytestmark = pytest.mark.ranks(2)
+
 STEPS, CHANNELS = 3, 4
 
 

@@ -17,6 +17,8 @@ from hvd_ext.tensorflow.gradients import tape_reducers
 from tests.ranks.compare import assert_close
 from tests.ranks.training import assert_trained_alike, data, joined, model
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 ROWS, BATCH = 12, 4
 FUNCTIONS = pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
 

@@ -17,6 +17,7 @@ from tests.ranks.topk_jobs import OPTIONS, SHAPES, Expected, LateLARS, averaged,
 from tests.ranks.training import assert_same_bits_on_all_ranks, fill, values
 
 pytestmark = [
+    pytest.mark.ranks(2),
     pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks"),
     pytest.mark.usefixtures("apart"),
 ]

@@ -19,6 +19,7 @@ from tests.ranks.topk_jobs import OPTIONS, gradients, variables
 from tests.ranks.training import checkpoint, data, model, shared
 
 pytestmark = [
+    pytest.mark.ranks(2),
     pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks"),
     pytest.mark.usefixtures("apart"),
 ]

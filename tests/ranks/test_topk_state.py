@@ -33,6 +33,7 @@ from tests.ranks.topk_jobs import (
 from tests.ranks.training import checkpoint, data, model, shared, values
 
 pytestmark = [
+    pytest.mark.ranks(2),
     pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks"),
     pytest.mark.usefixtures("apart"),
 ]

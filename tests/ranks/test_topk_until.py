@@ -22,6 +22,7 @@ from tests.ranks.topk_jobs import OPTIONS, SHAPES, LateLARS, gradients, hosts_of
 from tests.ranks.training import assert_same_bits_on_all_ranks, checkpoint, data, fill, model, shared, values
 
 pytestmark = [
+    pytest.mark.ranks(2),
     pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks"),
     pytest.mark.usefixtures("apart"),
 ]
