@@ -1,4 +1,4 @@
-"""The builds of the native tests, one after the other in a thread.
+"""The builds and the runs of the native tests, one after the other in a thread.
 
 They begin with the session (conftest.py) and take the time that other tests leave, which mostly wait. The tests without
 sanitizers are built in the folder of the libraries, from the objects that the set-up has compiled; the others keep
@@ -31,11 +31,13 @@ PROGRAMS = (
 )
 # Builds that other tests hold up, on a slow machine, end in this time all the same.
 BUILD_LIMIT_S = 3600
+RUN_LIMIT_S = 1800
 LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "HVD_EXT_")
 ROOT_MAY = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 _thread = ThreadPoolExecutor(1, thread_name_prefix=timing.BESIDE)
 _builds: dict[str, Future[Path]] = {}
+_runs: dict[str, Future[str]] = {}
 _command: list[timing.Process] = []
 
 
@@ -99,6 +101,14 @@ def built(sanitize: str = "") -> Path:
     return begin(sanitize).result()
 
 
+def begin_tests(sanitize: str = "") -> Future[str]:
+    """Has the native tests run after their build, if they do not run yet; gives what they print, if they succeed."""
+    if sanitize not in _runs:
+        begin(sanitize)
+        _runs[sanitize] = _thread.submit(_run, sanitize)
+    return _runs[sanitize]
+
+
 def stop() -> None:
     """Ends what runs, and begins nothing more."""
     _thread.shutdown(wait=False, cancel_futures=True)
@@ -109,6 +119,16 @@ def stop() -> None:
 def _build(sanitize: str) -> Path:
     with timing.measured("build", sanitize or "plain"):
         return _configured_and_compiled(sanitize)
+
+
+def _run(sanitize: str) -> str:
+    program = built(sanitize) / "tests" / "hvd_ext_native_tests"
+    # Sanitizers of older compilers fail at start, now and then, on kernels that spread addresses widely.
+    plain = ["setarch", "--addr-no-randomize"]
+    able = (
+        shutil.which("setarch") and subprocess.run([*plain, "true"], capture_output=True, check=False).returncode == 0
+    )
+    return must_succeed([*jobs.patient(10), *(plain if able else []), str(program), "--quiet"], RUN_LIMIT_S)
 
 
 def _configured_and_compiled(sanitize: str) -> Path:

@@ -1,4 +1,4 @@
-"""The builds that the chosen tests need begin before the first test of the session."""
+"""The builds and runs that the chosen tests need begin before the first test of the session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items:
         if item.path == builds.TESTS:
             parameters = item.callspec.params if hasattr(item, "callspec") else {}
-            builds.begin(parameters.get("sanitize", ""))
+            begin = builds.begin_tests if "native_tests_pass" in item.name else builds.begin
+            begin(parameters.get("sanitize", ""))
 
 
 def pytest_sessionfinish() -> None:

@@ -6,11 +6,10 @@ Of the programs only the exit status counts, since what several ranks print is m
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 
 import pytest
 
+from tests.native import builds
 from tests.native.builds import LIBRARIES, built, must_succeed, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.beside]  # the first run builds for minutes
@@ -23,17 +22,6 @@ EXPORTS = (
 )
 
 
-def without_randomised_addresses() -> list[str]:
-    """Gives the prefix of a command whose addresses are the same each time, where the system allows it.
-
-    Sanitizers of older compilers fail at start, now and then, on kernels that spread addresses widely.
-    """
-    prefix = ["setarch", "--addr-no-randomize"]
-    if shutil.which("setarch") and subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0:
-        return prefix
-    return []
-
-
 def exported(name: str) -> list[str]:
     """Gives the names that a shared library defines for others."""
     library = LIBRARIES / name
@@ -44,7 +32,7 @@ def exported(name: str) -> list[str]:
 
 
 def test_the_native_tests_pass():
-    must_succeed([str(built() / "tests" / "hvd_ext_native_tests"), "--quiet"], RUN_LIMIT_S)
+    builds.begin_tests().result()
 
 
 def test_the_gpu_kernels_pass_emulated_on_the_host():
@@ -53,8 +41,7 @@ def test_the_gpu_kernels_pass_emulated_on_the_host():
 
 @pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
 def test_the_native_tests_pass_under_sanitizers(sanitize):
-    program = built(sanitize) / "tests" / "hvd_ext_native_tests"
-    must_succeed([*without_randomised_addresses(), str(program), "--quiet"], RUN_LIMIT_S)
+    builds.begin_tests(sanitize).result()
 
 
 def test_a_cache_whose_processes_are_killed_at_random_keeps_what_was_finished():
