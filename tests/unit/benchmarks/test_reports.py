@@ -113,7 +113,7 @@ ALLREDUCE = """
 2 + 2 |     4,096 | no-op                 |   1 us | 0.5 us |   4 us/call |      |       |      |      |      |
       |           | ring graph            | 600 us | 300 us | 2.4 ms/call |      |  6.00 |      | 3.00 | 0.75 |
       |           | auto graph -> torus2d | 400 us | 200 us | 1.6 ms/call | 2.00 |  4.00 | 0.75 | 2.00 | 0.50 | 33.3%
-      |           | MPI_Allreduce         | 200 us | 100 us | 0.8 ms/call | 2.00 |  2.00 |      |      |      |
+      |           | MPI_Allreduce         | 200 us | 100 us | 800 us/call | 2.00 |  2.00 |      |      |      |
       |           | Horovod graph         | 800 us | 400 us | 3.2 ms/call | 4.00 |  8.00 |      | 4.00 |      |
       |           | tcp                   | 100 us |  50 us | 400 us/call |      |       |      |      |      |
       | 1,000,000 | ring graph WRONG      |   1 ms | 500 us |   1.25 s/GB |      |       |      |      |      |

@@ -104,3 +104,13 @@ def test_weights_drift_apart_where_results_are_overwritten_and_copies_end_it(dat
     assert any((one != drifting[0]).any() for one in drifting)
     copied = learnt(data, study.Mode("", Rules("solo"), lost=True, copied=True), epochs=3)[-1]
     assert all((one == copied[0]).all() for one in copied)
+
+
+def test_the_table_has_a_row_for_each_mode():
+    trained = [
+        {"accuracies": [0.5, share], "times_s": [2.0, 4.0], "active": 8.0, "staleness": 0.0} for share in (0.8, 0.9)
+    ]
+    full = study.row_of(study.MODES[0], trained, None)
+    faster = [{**one, "times_s": [1.0, 2.0]} for one in trained]
+    text = study.markdown({"rows": [full, study.row_of(study.MODES[3], faster, full)]})
+    assert "| 0.2 | solo | 85.00% | 7.07 | +0.00 | 2.00 | 8.0 | 0.00 |" in text

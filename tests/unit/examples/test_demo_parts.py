@@ -69,11 +69,19 @@ def test_the_time_to_the_target_is_that_of_the_first_test_that_reaches_it() -> N
     assert training("hvd_ext", accuracies=(0.9, 0.96)).row()["seconds_to_target"] is None
 
 
+def test_the_progress_says_what_the_ranks_do() -> None:
+    begun = Training("x")
+    assert begun.status == "the ranks start"
+    begun.take({"kind": "start", "total": 7, "parameters": 10})
+    assert (begun.status, begun.done) == ("first steps", 0)
+    begun.take({"kind": "test", "seconds": [1.0, 2.0], "accuracy": 0.975})
+    assert (begun.status, begun.done) == ("97.5% of the test digits right", 2)
+
+
 def test_the_report_has_a_row_and_a_colour_for_each_training_and_says_which_never_reached_the_target(
     tmp_path: Path, seen: list[Any]
 ) -> None:
     trainings = [training("Horovod", accuracies=(0.5, 0.6)), training("hvd_ext"), training("hvd_ext, TopK")]
-    assert trainings[0].status == "60.0% of the test digits right"
     rows = [one.row() for one in trainings]
     result = {"place": "2 hosts", "parameters": 10**6, "target": TARGET, "rows": rows}
     stream = io.StringIO()

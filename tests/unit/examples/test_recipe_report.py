@@ -420,8 +420,10 @@ def test_the_plot_has_all_figures_and_names_the_phases(seen: list[Any], tmp_path
     assert [text.get_text() for text in speed.texts] == ["16 px\ntop-k", "20 px\ndense", "28 px\ndense", "32 px\ndense"]
     assert (rate.get_ylabel(), momentum.get_ylabel()) == ("learning rate", "momentum")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
-    bare = [{name: one[name] for name in one if name not in ("top1", "top5")} for one in ROWS]
-    DRAW(chosen("target=null"), bare, tmp_path / "report.png")  # nothing was validated
+    # nothing was validated, and the first phase is too narrow for its name
+    bare = [row(0, seconds=1.0, hours=1.0), row(2, seconds=1.0, hours=10.0)]
+    bare = [{name: one[name] for name in one if name not in ("top1", "top5")} for one in bare]
+    DRAW(chosen("target=null"), bare, tmp_path / "report.png")
     assert not seen[1].axes[0].lines
 
 
@@ -485,6 +487,9 @@ def test_a_display_shows_the_present_and_the_newest_epochs_below_standard_error(
     lines = frame.getvalue().splitlines()
     assert len(lines) < 12 and max(map(len, lines)) <= 90
     assert lines[-1].split() == ["5", "32", "12", "dense", "0.125", "40.0%", "80.0%", "12", "0:01:10", "0:01:25"]
+    narrow = io.StringIO()
+    Console(file=narrow, width=60).print(views.epochs(ROWS, 60))
+    assert "gradients" not in narrow.getvalue() and "…" not in narrow.getvalue()
     shown.end(SUMMARY)
     assert sys.stderr is before
     assert "its end\n" in text.getvalue()
