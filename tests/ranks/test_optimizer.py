@@ -205,9 +205,9 @@ def test_after_shutdown_and_init_the_optimizer_goes_on_and_keeps_its_state() -> 
 def test_groups_are_buckets_one_for_each_of_their_dtypes_and_names_may_repeat() -> None:
     def weights() -> list[keras.Variable]:
         dtypes = ("float32", "float64", "float32", "float32")
-        found = [keras.Variable(np.zeros(4), dtype=dtype, name="kernel") for dtype in dtypes]
-        fill(found)
-        return found
+        result = [keras.Variable(np.zeros(4), dtype=dtype, name="kernel") for dtype in dtypes]
+        fill(result)
+        return result
 
     gradient = tf.range(4.0) - hvd.rank()
     expected = [value - np.arange(4) + (hvd.size() - 1) / 2 for value in values(weights())]

@@ -143,7 +143,7 @@ WAYS = ("tape", "accumulation", "Keras 2", "two optimizers", "process set", "top
 def gradients(rank: int, step: Any) -> list[tf.Tensor]:
     """Whole numbers of a rank, so that sums are exact."""
     mine = [(np.arange(np.prod(shape)) * 7 + rank * 5).reshape(shape) % 61 - 30 for shape in SHAPES]
-    return [tf.constant(one, tf.float32) * tf.cast(step % 5 + 1, tf.float32) for one in mine]
+    return [tf.constant(part, tf.float32) * tf.cast(step % 5 + 1, tf.float32) for part in mine]
 
 
 def optimizers_of(way: str) -> list[Any]:
@@ -177,9 +177,9 @@ def trained(way: str, steps: int) -> tuple[list[np.ndarray], list[Any]]:
         mine = gradients(hvd.rank(), number)
         if way == "tape":
             with hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum) as tape:
-                loss = tf.add_n([tf.reduce_sum(weight * one) for weight, one in zip(weights, mine, strict=True)])
-            for weight, one in zip(weights, tape.gradient(loss, weights), strict=True):
-                weight.assign_sub(one)
+                loss = tf.add_n([tf.reduce_sum(weight * part) for weight, part in zip(weights, mine, strict=True)])
+            for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+                weight.assign_sub(gradient)
             return
         rest = iter(mine)
         for optimizer, part in zip(optimizers, parts, strict=True):
@@ -207,7 +207,7 @@ def test_nothing_is_lost_or_sent_twice_where_buckets_change(
     together = range(size)
     if way == "process set":
         together = [0, size - 1] if rank in (0, size - 1) else [rank]
-    every = [gradients(one, step) for one in together for step in range(14 * passes)]
+    every = [gradients(member, step) for member in together for step in range(14 * passes)]
     assert_equal(weights, [-sum(part) / passes for part in zip(*every, strict=True)])
     taking_part = len(together) > 1
     assert len(turns.planned) == (0 if not taking_part else 6 if way == "two optimizers" else 3)

@@ -112,7 +112,7 @@ def test_a_model_trains_as_on_the_joined_batch_and_is_saved_for_plain_keras(
 ) -> None:
     ours, plain = network(hvd.SyncBatchNormalization), network(keras.layers.BatchNormalization)
     plain.set_weights(ours.get_weights())
-    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.5)), "mse")
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.5)), "mse", run_eagerly=True)
     plain.compile(keras.optimizers.SGD(0.05, momentum=0.5), "mse", run_eagerly=True)
     for step in range(STEPS):
         parts = [inputs(rank, (4, 7), salt=step) - 5 for rank in range(hvd.size())]

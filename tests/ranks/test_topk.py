@@ -113,7 +113,7 @@ def test_passes_that_are_added_up_go_through_the_momentum_once() -> None:
     step = step_of(optimizer, weights)
     for number in range(6):
         # the second update is left out, with both passes
-        step([one * np.float32(np.nan if number == 3 else 1) for one in gradients(hvd.rank(), number)])
+        step([part * np.float32(np.nan if number == 3 else 1) for part in gradients(hvd.rank(), number)])
         if number not in (2, 3):
             plain.apply(averaged(number), reference)
     assert_close(weights, reference)
@@ -145,7 +145,7 @@ def test_a_clip_looks_at_each_ranks_own_gradients() -> None:
         norm = np.sqrt(sum(float((one.astype(np.float64) ** 2).sum()) for one in own))
         assert norm > limit
         apply(first, own, clipped)
-        apply(second, [one * np.float32(limit / np.sqrt(hvd.size()) / norm) for one in own], plain)
+        apply(second, [part * np.float32(limit / np.sqrt(hvd.size()) / norm) for part in own], plain)
     assert_close(clipped, plain)
 
 
@@ -196,7 +196,7 @@ def test_every_way_to_send_sends_in_time_all_that_it_was_given(algorithm: str, c
         apply(optimizer, gradients(hvd.rank(), step), weights)
     hvd.flush(optimizer)
     apply(optimizer, nothing(), weights)
-    assert_close(weights, [-one - other for one, other in zip(averaged(0), averaged(1), strict=True)])
+    assert_close(weights, [-first - second for first, second in zip(averaged(0), averaged(1), strict=True)])
     assert_same_bits_on_all_ranks(weights)
 
 
@@ -215,11 +215,11 @@ def test_auto_follows_the_norm_and_not_the_rate_and_all_ranks_alike(
     weights = variables()
     options = hvd.TopK("auto", min_elements=10, wire="fp32")
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(**sgd), compression=options)
-    step = step_of(optimizer, weights)
+    step = step_of(optimizer, weights, traced="momentum" in sgd)
     densities = []
     with caplog.at_level(logging.INFO, "hvd_ext"):
         for number in range(8):
-            step([one * np.float32(5 if number >= 6 else 1) for one in gradients(hvd.rank(), 0)])
+            step([part * np.float32(5 if number >= 6 else 1) for part in gradients(hvd.rank(), 0)])
             densities.append(float(optimizer._hvd_ext_reducer.sets[0].feedback.density(channels(optimizer)[-1])))
     # the first window decides nothing, the second has the same norm, and the last a larger one
     assert densities == [1.0, 1.0, 1.0, 0.0625, 0.0625, *densities[5:7], 1.0]

@@ -48,7 +48,7 @@ def test_gradients_get_decay_and_rate_before_the_selection(nesterov: bool) -> No
     for number in range(7):
         own = gradients(hvd.rank(), number)
         if number == 3:  # a step that is skipped measures nothing
-            apply([one * np.float32(np.nan if hvd.rank() == size - 1 else 4) for one in own])
+            apply([part * np.float32(np.nan if hvd.rank() == size - 1 else 4) for part in own])
         apply(own)
         if expected is None:
             expected = Expected(optimizer, hosts_of(size), momentum=1.0, nesterov=nesterov, masks=False)
@@ -64,7 +64,7 @@ def test_gradients_get_decay_and_rate_before_the_selection(nesterov: bool) -> No
         parts = zip(rates, decays, expected.weights, strict=True)
         decayed = [w * np.float32(rate * decay) for rate, decay, w in parts]
         expected.step([[g * r + d for g, r, d in zip(of, rates, decayed, strict=True)] for of in every], 0.125)
-        before = [np.linalg.norm(one.astype(np.float64)) for one in averaged(number)]
+        before = [np.linalg.norm(part.astype(np.float64)) for part in averaged(number)]
     assert_same_bits_on_all_ranks([*weights, *optimizer.variables])
     assert_close(weights, expected.weights, rtol=0, atol=2e-6)
     assert size == 1 or expected.waiting() != 0
@@ -96,8 +96,8 @@ class Late:
 
     def train(self, steps: int) -> None:
         for number in range(steps):
-            self.step([one * self.scale for one in gradients(hvd.rank(), number, self.shapes)])
-            self.plain.apply([one * self.factor for one in averaged(number, self.shapes)], self.reference)
+            self.step([part * self.scale for part in gradients(hvd.rank(), number, self.shapes)])
+            self.plain.apply([part * self.factor for part in averaged(number, self.shapes)], self.reference)
         assert_same_bits_on_all_ranks([*self.ours, *self.optimizer.variables])
 
 

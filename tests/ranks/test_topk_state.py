@@ -108,13 +108,13 @@ def test_of_another_number_of_ranks_every_update_that_waits_is_kept() -> None:
     optimizer = wrapped(weights)
     optimizer._hvd_ext_reducer.restore({0: (None, lambda: iter(states))})
     apply(optimizer, nothing(), weights)  # a flush was asked for
-    expected = [one.reshape(-1) for one in nothing()]
+    expected = [part.reshape(-1) for part in nothing()]
     for saved in states:
         for key, array in saved.items():
             if "/" in key:
                 _, tensor, offset, _ = key.split("/")
                 expected[int(tensor)][int(offset) : int(offset) + array.size] -= array / 4
-    assert_equal([one.reshape(-1) for one in values(weights)], expected)
+    assert_equal([part.reshape(-1) for part in values(weights)], expected)
     assert optimizer._hvd_ext_reducer.sets[0].feedback.steps == 8
 
 
@@ -199,9 +199,9 @@ def test_with_a_loss_scale_what_waits_is_in_plain_units() -> None:
         for number in range(5):
             own = [tf.constant(one) for one in gradients(hvd.rank(), number)]
             if number == 3:  # left out, and the scale is halved
-                own = [one * np.inf for one in own]
+                own = [part * np.inf for part in own]
             current = made.dynamic_scale if made.built else scale
-            optimizer.apply([one * current for one in own], weights)
+            optimizer.apply([part * current for part in own], weights)
         assert not any(np.any(slot.numpy()) for slot in inner.momentums)
         assert (inner.get_config()["momentum"], int(inner.iterations.numpy())) == (0.5, 4)
         trained.append(values(weights))
@@ -232,9 +232,9 @@ def test_what_waits_is_applied_although_its_variable_has_no_gradient_now(traced:
     step = step_of(optimizer, weights, traced)
     for number in range(6):
         there = (1, (number + (first == "both")) % 2)
-        step([one if has else None for one, has in zip(gradients(hvd.rank(), number)[::2], there, strict=True)])
-        for total, one, has in zip(given, averaged(number)[::2], there, strict=True):
-            total += one * has
+        step([part if has else None for part, has in zip(gradients(hvd.rank(), number)[::2], there, strict=True)])
+        for total, part, has in zip(given, averaged(number)[::2], there, strict=True):
+            total += part * has
     assert len(channels(optimizer)) == 2 or first == "both"
     hvd.flush(optimizer)
     step(nothing()[::2])

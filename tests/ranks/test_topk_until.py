@@ -163,7 +163,7 @@ class Whole:
         bad = not finite and hvd.rank() == hvd.size() - 1
         for number in range(first, end or first + 1):
             scale = np.float32(np.nan if bad else 16 * self.loss_scale)
-            self.step([one * scale for one in gradients(hvd.rank(), number)])
+            self.step([part * scale for part in gradients(hvd.rank(), number)])
             if finite:
                 self.plain.apply([total * np.float32(self.factor) for total in summed(number)], self.reference)
             self.waited = self.waited or not self.is_equal()
@@ -369,23 +369,23 @@ def resumed(directory: Path, topk: hvd.TopK, name: str = "momentum") -> tuple[ke
 def test_a_checkpoint_from_either_side_goes_on_bit_for_bit_on_the_same_ranks(
     name: str, saved: int, tmp_path: Path
 ) -> None:
-    directory = shared(tmp_path)
+    directory, end = shared(tmp_path), max(saved, SWITCH) + 2
     topk = hvd.TopK(**OPTIONS, until=SWITCH, momentum_correction=CORRECTION.get(name, "auto"))
     whole, callback = resumed(directory, topk, name)
     assert callback.restore() == (0, 0)
     train(whole, 0, saved)
     callback.save(1)
-    train(whole, saved, STEPS)
+    train(whole, saved, end)
     second, callback = resumed(directory, topk, name)
     fill(second.weights, salt=3)
     assert callback.restore() == (1, 0)
-    for step in range(saved, STEPS):
+    for step in range(saved, end):
         train(second, step, step + 1)
         assert channels(second.optimizer)[-1].is_whole == (step >= SWITCH)
     assert_equal(state_of(second), state_of(whole))
     # and the same model goes back to its checkpoint, whatever it sends now
     callback.restore()
-    train(second, saved, STEPS)
+    train(second, saved, end)
     assert_equal(state_of(second), state_of(whole))
 
 

@@ -138,9 +138,9 @@ def test_a_frozen_layer_stays_and_trains_after_another_compile_with_the_same_opt
     optimizer = hvd.DistributedOptimizer(optimizer)
     plain.build(reference.trainable_variables)
     for trainable in (False, True):
-        for made, own, eagerly in ((ours, optimizer, False), (reference, plain, True)):
+        for made, trainer, eagerly in ((ours, optimizer, False), (reference, plain, True)):
             made.layers[0].trainable = trainable
-            made.compile(own, "mse", run_eagerly=eagerly)
+            made.compile(trainer, "mse", run_eagerly=eagerly)
         ours.train_on_batch(*data(hvd.rank(), BATCH))
         reference.train_on_batch(*joined(BATCH, BATCH))
         assert are_equal(start, values(ours.layers[0].weights)) != trainable
@@ -160,7 +160,7 @@ def test_an_embedding_equals_training_on_the_joined_batch() -> None:
         return (np.arange(12).reshape(4, 3) * 3 + rank * 4) % 40
 
     ours, reference = embedding(), embedding()
-    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), "mse")
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), "mse", run_eagerly=True)
     reference.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", run_eagerly=True)
     every = np.concatenate([words(rank) for rank in range(hvd.size())])
     for salt in range(3):

@@ -146,14 +146,14 @@ def step_of(
 
     @functools.cache
     def of(present: tuple[bool, ...]) -> Callable[..., None]:
-        def step(*own: tf.Tensor) -> None:
-            rest = iter(own)
+        def step(*parts: tf.Tensor) -> None:
+            rest = iter(parts)
             optimizer.apply([next(rest) if there else None for there in present], list(weights))
 
         return tf.function(step, autograph=False) if traced else step
 
-    def call(own: Sequence[np.ndarray | None]) -> None:
-        of(tuple(one is not None for one in own))(*[tf.constant(one) for one in own if one is not None])
+    def call(parts: Sequence[np.ndarray | None]) -> None:
+        of(tuple(part is not None for part in parts))(*[tf.constant(part) for part in parts if part is not None])
 
     return call
 
