@@ -11,12 +11,12 @@ import hvd_ext
 from hvd_ext import horovod
 from hvd_ext.horovod import environment, flags
 from hvd_ext.horovod.row import OTHER, REFUSED, SAME, Row
-from tests.ranks.migration import callback_rows, collectives, life_rows, tape_rows, training_rows
+from tests.ranks.migration import callback_rows, collectives, life_rows, training_rows
 from tests.ranks.migration.registry import CHECKS
 from tests.unit.horovod import environment_rows, horovod_api
 
 ROWS = horovod.rows()
-FILLED_BY = (callback_rows, collectives, environment_rows, life_rows, tape_rows, training_rows)
+FILLED_BY = (callback_rows, collectives, environment_rows, life_rows, training_rows)
 CALLBACKS = [f"callbacks.{name}" for name in hvd_ext._MODULES["hvd_ext.keras.callbacks"]]
 NEEDS_HOROVOD = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="needs Horovod: python -m hvd_ext install-horovod"
