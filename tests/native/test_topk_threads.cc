@@ -81,7 +81,10 @@ Step On(const ParallelFor& parallel_for, Step step, bool dense) {
 }
 
 TEST("error feedback: the number of threads does not show in a step, sparse or dense") {
-  for (int64_t k : {900, 200000}) {
+  using topk::Misled;
+  for (auto [k, misled] : {std::pair(900, Misled::kNot), std::pair(200000, Misled::kNot), std::pair(900, Misled::kHigh),
+                           std::pair(900, Misled::kLow)}) {
+    const With with(topk::BestPath(), misled);
     const Step first = FirstStep(k);
     for (bool dense : {false, true}) {
       const Step alone = On(nullptr, first, dense), threads = On(Threads(3), first, dense);
