@@ -19,7 +19,7 @@ KEYWORDS: dict[str, dict[str, Any]] = {
     "op=Sum": {"op": hvd.Sum},
     "compression": {"compression": hvd.Compression.fp16},
     "top-k": {"compression": hvd.TopK(0.5, min_elements=1, wire="fp32")},
-    "top-k until": {"compression": hvd.TopK(0.5, min_elements=1, wire="fp32", until=1)},
+    "top-k until": {"compression": hvd.TopK(0.5, min_elements=1, wire="fp32", until=2)},
     "predivide": {"gradient_predivide_factor": FACTOR},
     "backward_passes_per_step": {"backward_passes_per_step": 2},
     "groups": {"groups": 2},
@@ -115,8 +115,8 @@ class Case:
     @property
     def steps(self) -> int:
         """How many applies there are; in mixed precision the second is bad on the last rank."""
-        if "top-k until" in self.features:  # the second update is the first dense one, and one is left out
-            return 4 * self.passes
+        if "top-k until" in self.features:  # the third update is the first dense one, and one is left out
+            return 5 * self.passes
         return 3 if "mixed_float16" in self.features else 2
 
     def gradients(self, rank: int, step: int) -> list[Any]:
