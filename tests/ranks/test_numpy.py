@@ -13,6 +13,8 @@ from hvd_ext.planning.layout import BucketLayout, Layout
 from hvd_ext.planning.tensors import Tensor
 from tests.ranks.numbers import total, values
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 SIZES = {"first": 7, "empty": 0, "large": 30_011}
 
 

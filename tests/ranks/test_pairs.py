@@ -14,7 +14,7 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.options.compatibility import FEATURES, Pair, pairs
 from tests.ranks.pairing import Case
 
-pytestmark = pytest.mark.ranks(1, 2)
+pytestmark = pytest.mark.ranks(2)
 
 # for training without ours
 CHANGE_NOTHING = {

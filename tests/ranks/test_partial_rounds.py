@@ -14,6 +14,8 @@ from hvd_ext.job import consensus, runtime
 from hvd_ext.planning.layout import layout
 from hvd_ext.planning.tensors import Tensor
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 SIZES = (3, 0, 1000, 257)
 STEPS = 25
 

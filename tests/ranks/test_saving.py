@@ -15,7 +15,7 @@ from tests.ranks.compare import are_equal, assert_equal
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, model, values
 
-pytestmark = pytest.mark.ranks(1, 2)
+pytestmark = pytest.mark.ranks(2)
 
 ROWS, BATCH = 8, 4
 

@@ -16,7 +16,7 @@ from tests.ranks.compare import assert_close
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.training import assert_same_bits_on_all_ranks
 
-pytestmark = pytest.mark.ranks(1, 2)
+pytestmark = pytest.mark.ranks(2)
 
 BATCH, STEPS = 4, 6
 
