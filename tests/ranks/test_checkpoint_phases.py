@@ -163,7 +163,8 @@ def test_a_training_in_phases_goes_on_bit_for_bit_wherever_it_was_stopped(
     assert_equal(done.state, whole.state)
     if hvd.rank() == 0:
         words = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-        assert all("is of a later fit" in text for text in words), words
+        # one rank hears that TopK changes nothing there
+        assert all("is of a later fit" in text or "TopK changes nothing" in text for text in words), words
 
 
 def test_calls_of_fit_that_do_not_count_their_epochs_through_are_told_so(

@@ -127,7 +127,7 @@ def test_the_gradients_of_a_group_are_those_of_its_calls(
             tape.watch(tensors)
             loss = tf.constant(0.0, tf.float64)
             for result in call(tensors):  # weighed with numbers of this rank
-                weights = tf.reshape(tf.range(tf.size(result)) * 7 % 16 + 3 * rank, tf.shape(result))
+                weights = tf.reshape(tf.range(tf.size(result)) * 7 % 16 + 3 * rank + 1, tf.shape(result))
                 loss += tf.reduce_sum(tf.cast(result, tf.float64) * tf.cast(weights, tf.float64))
         return tape.gradient(loss, tensors)
 
