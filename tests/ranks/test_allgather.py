@@ -11,8 +11,6 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.tensorflow.collectives.dtypes import MOVED
 from tests.ranks.numbers import WAYS, eagerly_and, values
 
-pytestmark = pytest.mark.ranks(1, 2, 3, 8)
-
 
 def part(rank: int, dtype: str = "float32") -> tf.Tensor:
     """Rank r's part has 2 r + 1 rows."""

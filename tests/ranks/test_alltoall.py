@@ -12,8 +12,6 @@ from hvd_ext.errors import InvalidError, MismatchError
 from hvd_ext.tensorflow.collectives.dtypes import MOVED
 from tests.ranks.numbers import WAYS, eagerly_and, values
 
-pytestmark = pytest.mark.ranks(1, 2, 3, 8)
-
 
 def splits_of(rank: int, size: int) -> list[int]:
     """Rows from a rank to each: uneven, some none."""

@@ -15,8 +15,6 @@ from hvd_ext.tensorflow.collectives import objects, variables as variables_modul
 from hvd_ext.tensorflow.collectives.dtypes import MOVED
 from tests.ranks.numbers import WAYS, eagerly_and, total, values
 
-pytestmark = pytest.mark.ranks(1, 2, 3, 8)
-
 
 def typed(rank: int, dtype: str, shape: tuple[int, ...] = (5, 2)) -> tf.Tensor:
     return tf.cast(values(rank, shape) % 2 if dtype == "bool" else values(rank, shape), dtype)

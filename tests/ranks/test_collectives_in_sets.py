@@ -15,8 +15,6 @@ from hvd_ext.job.process_sets import ProcessSet
 from hvd_ext.tensorflow.collectives import objects
 from tests.ranks.numbers import WAYS, values
 
-pytestmark = pytest.mark.ranks(1, 2, 3, 8)
-
 
 @pytest.fixture(scope="module")
 def sets() -> Iterator[list[ProcessSet]]:

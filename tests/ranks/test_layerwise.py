@@ -21,6 +21,8 @@ from hvd_ext.tensorflow import norms, sharing
 from tests.ranks.compare import assert_equal
 from tests.ranks.training import assert_same_bits_on_all_ranks, assert_trained_alike, data, joined, model, values
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 KINDS = {
     "lars": lambda **more: hvd.optimizers.LARS(0.5, weight_decay=0.01, trust_coefficient=0.1, **more),
     "lamb": lambda **more: hvd.optimizers.LAMB(0.05, weight_decay=0.01, **more),

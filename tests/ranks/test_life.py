@@ -16,6 +16,8 @@ from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.gradients import registration
 from tests.ranks.numbers import total, values
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 
 def test_ranks_are_numbered_and_all_are_on_this_host(rank: int, size: int) -> None:
     assert hvd.allgather_object(rank) == list(range(size))

@@ -21,6 +21,8 @@ from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.gradients import registration
 from tests.ranks.numbers import total, values
 
+pytestmark = pytest.mark.ranks(1, 2, 3, 8)
+
 
 @pytest.fixture(autouse=True)
 def _several_ranks(size: int) -> None:
