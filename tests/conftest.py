@@ -17,6 +17,8 @@ from hvd_ext.cluster.tools import obstacle
 from tests import timing
 
 ROOT = Path(__file__).resolve().parent.parent
+# Folders of tests/unit that `make check` leaves out: they test benchmarks, studies and examples.
+OF_DEVELOPERS = ("bench", "benchmarks", "examples", "horovod")
 
 
 def _first_on(variable: str, folder: str) -> None:
@@ -86,6 +88,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folders = item.path.relative_to(ROOT).parts
         if folders[:2] == ("tests", "mpi"):
             item.add_marker("mpi")
+        if folders[:2] == ("tests", "unit") and folders[2] in OF_DEVELOPERS:
+            item.add_marker("slow")
         if item.get_closest_marker("cluster") and no_cluster:
             item.add_marker(pytest.mark.skip(reason=no_cluster))
         if item.get_closest_marker("mpi") and not shutil.which("mpirun"):

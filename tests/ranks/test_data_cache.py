@@ -15,6 +15,8 @@ from hvd_ext.data import cache as caches, folders
 from hvd_ext.errors import InvalidError, MismatchError
 from tests.unit.data.caching import Counted, decode, epoch, numbered, numbers_of, write_pictures
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = np.arange(48)
 
 

@@ -40,6 +40,8 @@ from tests.ranks.training import (
     values,
 )
 
+pytestmark = pytest.mark.slow
+
 FEW = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")
 
 

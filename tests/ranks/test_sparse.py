@@ -17,6 +17,8 @@ from hvd_ext.job import runtime
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow.collectives import sparse
 
+pytestmark = pytest.mark.slow
+
 ROWS, WIDTH = 11, 3
 _names = (f"table{number}" for number in itertools.count())
 

@@ -21,6 +21,8 @@ from hvd_ext.job import runtime
 from hvd_ext.keras.optimizers.optimizer import channels
 from tests.ranks.conftest import LAUNCHED_SIZE
 
+pytestmark = pytest.mark.slow
+
 several = pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="nobody is late")
 
 

@@ -30,6 +30,8 @@ from tests.ranks.topk_jobs import (
 )
 from tests.ranks.training import assert_same_bits_on_all_ranks, values
 
+pytestmark = pytest.mark.slow
+
 STEPS = 4
 WHOLE = {**OPTIONS, "density": 1.0}
 

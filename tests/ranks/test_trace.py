@@ -25,6 +25,8 @@ from hvd_ext.trace import merge, rounds, summary
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.numbers import total, values
 
+pytestmark = pytest.mark.slow
+
 several = pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="nobody is late")
 
 STEPS = 3
