@@ -175,7 +175,10 @@ class Elements:
         varying = [place for place, part in enumerate(self._parts) if not part.fixed]
         for place, part in enumerate(self._parts):
             if part.fixed:
-                found[place] = tf.reshape(rows[part.first], [number or -1, *part.spec.shape])
+                first = tf.shape(rows[part.first])[0] if number is None else number  # elements may have no values
+                found[place] = tf.ensure_shape(
+                    tf.reshape(rows[part.first], [first, *part.spec.shape]), [number, *part.spec.shape]
+                )
         if varying:
             for place, value in zip(varying, self._varying(rows, varying, number), strict=True):
                 found[place] = value
