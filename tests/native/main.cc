@@ -4,11 +4,22 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <string>
 
 #include "engine/transport.h"
 #include "harness.h"
 
 namespace hvd_ext::test {
+
+void Fail(const char* file, int line, const std::string& text) {
+  throw Failure(std::string(file) + ":" + std::to_string(line) + ": " + text);
+}
+
+void FailStatus(const char* file, int line, const char* expression, const Status& status, const std::string& must) {
+  std::string text = std::string(expression) + ": status " + std::to_string(static_cast<int>(status.code)) + " '" +
+                     status.message + "'";
+  Fail(file, line, must.empty() ? text : text + ", must have " + must);
+}
 
 int RunAll(const char* filter, bool quiet) {
   using Clock = std::chrono::steady_clock;

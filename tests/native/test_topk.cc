@@ -43,8 +43,10 @@ void AllInputs(const Format<Bits>& format, int64_t elements, topk::Misled misled
         try {
           IsTheAnswer(x, order, k, picked, format.infinity);
         } catch (const Failure& failure) {
-          Fail(__FILE__, __LINE__, name, " ", NameOf(format.dtype), " d=", elements, " k=", k,
-               " path=", static_cast<int>(path), ": ", failure.what());
+          std::ostringstream text;
+          text << name << " " << NameOf(format.dtype) << " d=" << elements << " k=" << k
+               << " path=" << static_cast<int>(path) << ": " << failure.what();
+          Fail(__FILE__, __LINE__, text.str());
         }
       }
     }
