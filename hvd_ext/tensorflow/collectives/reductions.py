@@ -118,7 +118,7 @@ class Reduction:
         wide = dtypes.scaled(wide, self.prescale)
         op, after = dtypes.split_factors(wide, self.op, self.postscale, size)
         with ops.translated():
-            if tensor.dtype == tf.int64 and (op == Average or (op == Sum and after != 1.0)):
+            if tensor.dtype == tf.int64 and (op == Average or (op == Sum and not plain)):
                 parts = tf.truncatediv(wide, size)
                 quotients = run(self.call, parts, Sum, wire, signature=signature, dtype=dtype)
                 rest = dataclasses.replace(self.call, name=f"{self.call.name}/remainders")
