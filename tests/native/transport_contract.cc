@@ -157,6 +157,7 @@ void NoControlMessageMeansMinusOne(Transport* transport) {
   std::string message;
   CHECK_OK(transport->ReceiveControl(&peer, &message));
   CHECK_EQ(peer, -1);
+  Meet(transport);  // no peer sends the next part's messages before
 }
 
 // Data and control under way together do not meet.
