@@ -191,6 +191,7 @@ TEST("parts: rows that do not add up on one rank are refused on all, and the nex
       CHECK_FAILS(Call(engine, spec, std::string(64, 0)).status, Code::kInvalid, "alltoall 'x': rank 1 has " + words);
     };
     refused(std::vector<int64_t>{1, 2}, 2, "splits [1, 2] for 2 rows");
+    refused(std::vector<int64_t>{1, 0}, 2, "splits [1, 0] for 2 rows");
     refused(std::vector<int64_t>{3, -1}, 2, "splits [3, -1] for 2 rows");
     refused(std::vector<int64_t>{2}, 2, "splits [2] for 2 rows");
     refused(std::vector<int64_t>{INT64_MAX, INT64_MAX}, 2, "splits [9223372036854775807, ");

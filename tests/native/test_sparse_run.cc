@@ -82,13 +82,17 @@ TEST("sparse run: what merging leaves out is kept: nothing is lost, with halves 
 }
 
 TEST("sparse run: a mark goes through merging and back to all") {
-  OnEngines(4, [](int rank, Engine* engine) {
-    const Bucket bucket{{50}, {}};
-    const int64_t channel = OpenMerging(engine, bucket);
-    std::vector<float> data = Gradient(rank, 50, 0);
-    if (rank == 3) data[49] = std::numeric_limits<float>::infinity();
-    CHECK(std::isnan(Step(engine, channel, bucket, 0.1, data, /*commit=*/false)[0]));
-  });
+  for (float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    for (int of = 0; of < 4; ++of) {
+      OnEngines(4, [=](int rank, Engine* engine) {
+        const Bucket bucket{{50}, {}};
+        const int64_t channel = OpenMerging(engine, bucket);
+        std::vector<float> data = Gradient(rank, 50, 0);
+        if (rank == of) data[49] = bad;
+        CHECK(std::isnan(Step(engine, channel, bucket, 0.1, data, /*commit=*/false)[0]));
+      });
+    }
+  }
 }
 
 TEST("sparse run: packing takes what is not zero, and makes of -0 what all others hold") {
