@@ -17,6 +17,8 @@ from hvd_ext.cluster.tools import obstacle
 from tests import timing
 
 ROOT = Path(__file__).resolve().parent.parent
+# Files of tests/mpi that `make check` runs.
+OF_CHECK = ("test_ranks.py", "test_faults.py")
 # Folders of tests/unit that `make check` leaves out: they test benchmarks, studies and examples.
 OF_DEVELOPERS = ("bench", "benchmarks", "examples", "horovod")
 
@@ -88,6 +90,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folders = item.path.relative_to(ROOT).parts
         if folders[:2] == ("tests", "mpi"):
             item.add_marker("mpi")
+            if item.path.name not in OF_CHECK:
+                item.add_marker("slow")
         if folders[:2] == ("tests", "unit") and folders[2] in OF_DEVELOPERS:
             item.add_marker("slow")
         if item.get_closest_marker("cluster") and no_cluster:
