@@ -133,7 +133,7 @@ def run(
         changes: changes of the environment, see `environment`.
         limit_s: after so many seconds the job is ended and has timed out.
         forked: ranks are forked from a process that has imported TensorFlow (`fork_server`), where they can be. A test
-            that looks at a rank's parent or at its environment in /proc, or that kills a rank, needs False.
+            that looks at a rank's parent or at its environment in /proc needs False.
 
     Returns:
         How it ended.

@@ -18,6 +18,7 @@ import pytest
 from hvd_ext.cluster import folder as folders, launch, state as states
 from hvd_ext.cluster.rehearsal import Cluster, ClusterError
 from hvd_ext.cluster.spec import Spec
+from tests.mpi.benches import marked
 from tests.mpi.clusters import LIMIT_S, run_command, wait_for
 
 pytestmark = pytest.mark.cluster
@@ -62,18 +63,6 @@ mkfifo {folders.PREFIX}fifo/lock; ln -s {target}/made {folders.PREFIX}link/lock"
     assert len(list(short.iterdir())) == 3
 
 
-def living(mark: str) -> list[psutil.Process]:
-    """Lists the processes that inherited this mark."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
-
-
 def members(namespace: str) -> list[Path]:
     """Lists the processes in a PID namespace."""
     found = []
@@ -111,10 +100,10 @@ def test_nothing_is_left_however_it_ends(number: signal.Signals, short: Path, mo
         process.send_signal(number)
         code = process.wait(LIMIT_S)
         assert code == (-9 if number == signal.SIGKILL else 128 + number), (short / "log").read_text()
-        wait_for(lambda: not living(mark), "its processes end")
+        wait_for(lambda: not marked(MARK, mark), "its processes end")
         assert members(state.namespaces["pid"]) == []
     finally:
-        for left in living(mark):
+        for left in marked(MARK, mark):
             left.kill()
         process.wait()
     text = Path("/proc/self/mounts").read_text()
