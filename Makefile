@@ -55,10 +55,10 @@ recipe: setup ## trains the small DAWNBench recipe on 4 ranks of this machine
 	mpirun -np 4 --oversubscribe $(python) examples/dawnbench_resnet50.py small --data out/recipe-pictures --output out/recipe
 
 test: setup ## all tests
-	$(python) -m pytest -rs --times $(PYTEST_ARGS) tests
+	$(python) -m pytest -n auto -rs --times $(PYTEST_ARGS) tests
 
 check: setup ## the quick tests: about 4 minutes on 2 cores
-	$(python) -m pytest -rs -m 'not slow' --times $(PYTEST_ARGS) tests
+	$(python) -m pytest -n auto -rs -m 'not slow' --times $(PYTEST_ARGS) tests
 
 faults: setup ## plants faults in a copy of the tree, one by one, and shows which of them the tests notice: about 30 minutes
 	$(python) -m tests.faults $(FAULTS)

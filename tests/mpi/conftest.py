@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.mpi import fork_server, several
+from tests.mpi import fork_server, jobs
 
 
 def pytest_sessionfinish() -> None:
     """Ends the jobs that still run when the session is stopped before its end."""
-    several.stop()
+    jobs.stop()
     fork_server.stop()

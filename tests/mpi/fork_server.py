@@ -1,9 +1,9 @@
 """Ranks of test jobs that do not import TensorFlow again: they are forked from a process that has imported it.
 
 Importing TensorFlow and Keras takes 3 to 5 s of processor in each rank, longer than most jobs. A server imports both
-once, and starts none of their threads. `rank.py`, which the launcher starts, sends the server its program, environment
-and open files. It stands in for the forked rank: it forwards signals, and ends as the rank ends. If `rank.py` is
-killed, the server kills the rank.
+once, and starts none of their threads. An interpreter that a launcher starts as a rank sends the server its program,
+environment and open files (`become`, which tests/mpi/site calls before the program runs). It stands in for the forked
+rank: it forwards signals, and ends as the rank ends. If it is killed, the server kills the rank.
 
 Two servers serve the even and the odd ranks. So the ranks of a job have different hash seeds, as interpreters of their
 own have: a result that depends on the order of a set must differ between ranks here too.
@@ -33,18 +33,14 @@ from typing import Any
 from tests import timing
 
 SOCKET = "HVD_EXT_TEST_SERVER"
+OUTPUT = "HVD_EXT_TEST_OUTPUT"  # tests find the processes of a job by it
 # These are read when the interpreter or TensorFlow starts: a rank with other values needs its own interpreter.
-AT_START = ("PYTHON", "TF_", "KERAS_", "OMP_", "LD_", "XLA_", "CUDA_")
+AT_START = ("PYTHON", "TF_", "KERAS_", "LD_PRELOAD", "XLA_", "CUDA_")
+LATER = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 _HEADER = struct.Struct("!I")
 _servers: list[tuple[subprocess.Popen[bytes], str]] = []
 _lock = threading.Lock()
-
-
-def may_serve(program: Sequence[str], changes: Mapping[str, str | None]) -> bool:
-    """Tell whether ranks may be forked: they run a file or a module, and change nothing that is read at the start."""
-    plain = program[0] == "-m" or not program[0].startswith("-")
-    return plain and not any(name.startswith(AT_START) for name in changes)
 
 
 def begin(environment: Mapping[str, str]) -> str:
@@ -55,9 +51,10 @@ def begin(environment: Mapping[str, str]) -> str:
             for parity in range(2):
                 path = os.path.join(folder, str(parity))
                 command = [sys.executable, str(Path(__file__).resolve()), path]
+                started_with = {name: text for name, text in environment.items() if name != OUTPUT}
                 with open(f"{path}.log", "wb") as log:
                     process = subprocess.Popen(
-                        command, env=dict(environment), stdin=subprocess.DEVNULL, stderr=log, start_new_session=True
+                        command, env=started_with, stdin=subprocess.DEVNULL, stderr=log, start_new_session=True
                     )
                 _servers.append((process, folder))
         return _servers[0][1]
@@ -70,19 +67,26 @@ def stop() -> None:
     _servers.clear()
 
 
-# --- in rank.py
+# --- in a rank
 
 
 def become(rank: int, arguments: Sequence[str]) -> None:
-    """Run a program in a rank that a server forks, and end as that rank ends.
+    """Run a program in a rank that a server forks, and end as that rank ends; return where none can be forked.
 
     Args:
         rank: of the job; it chooses the server.
-        arguments: of a Python interpreter: a file or `-m module`, and what follows.
+        arguments: of a Python interpreter.
     """
+    plain = arguments[:1] == ["-m"] or (arguments and not arguments[0].startswith("-"))
+    path = os.path.join(os.environ[SOCKET], str(rank % 2))
+    if not plain or not os.path.isdir(os.path.dirname(path)):
+        return
+    connection = _connected(path)
+    if json.loads(Path(f"{path}.json").read_text(encoding="utf-8")) != _surroundings():
+        connection.close()
+        return
     request = {"arguments": list(arguments), "environment": dict(os.environ), "folder": os.getcwd(), "nice": os.nice(0)}
     text = json.dumps(request).encode()
-    connection = _connected(os.path.join(os.environ[SOCKET], str(rank % 2)))
     socket.send_fds(connection, [_HEADER.pack(len(text))], [0, 1, 2])
     connection.sendall(text)
     pid = _HEADER.unpack(_received(connection, _HEADER.size))[0]
@@ -95,6 +99,12 @@ def become(rank: int, arguments: Sequence[str]) -> None:
         os.kill(os.getpid(), -status)
         time.sleep(10)
     os._exit(status)
+
+
+def _surroundings() -> dict[str, str]:
+    """Give what a rank cannot change any more: variables, and the namespace of its network."""
+    values = {name: text for name, text in os.environ.items() if name.startswith(AT_START) and name not in LATER}
+    return values | {"network": os.readlink("/proc/self/ns/net")}
 
 
 def _forward(pid: int, number: int) -> None:
@@ -131,6 +141,7 @@ def _received(connection: socket.socket, nbytes: int) -> bytes:
 
 def _serve(path: str) -> dict[str, Any]:
     """Fork for each request until the process is terminated; the forked rank returns with its request."""
+    Path(f"{path}.json").write_text(json.dumps(_surroundings()), encoding="utf-8")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)
@@ -144,6 +155,9 @@ def _serve(path: str) -> dict[str, Any]:
             if key.fileobj is listener:
                 connection, _ = listener.accept()
                 request, files = _request(connection)
+                if request is None:
+                    connection.close()
+                    continue
                 pid = os.fork()
                 if pid == 0:
                     events.close()
@@ -166,7 +180,7 @@ def _serve(path: str) -> dict[str, Any]:
             if connection not in ranks:
                 continue
             pid, end, test = ranks[connection]
-            if key.fileobj is connection:  # rank.py was killed
+            if key.fileobj is connection:  # the process that stands in for it was killed
                 events.unregister(connection)
                 os.kill(pid, signal.SIGKILL)
                 continue
@@ -184,8 +198,10 @@ def _serve(path: str) -> dict[str, Any]:
             del ranks[connection]
 
 
-def _request(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def _request(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     header, files, _, _ = socket.recv_fds(connection, _HEADER.size, 3)
+    if not header:  # another environment
+        return None, []
     request: dict[str, Any] = json.loads(_received(connection, _HEADER.unpack(header)[0]))
     return request, files
 
@@ -204,6 +220,7 @@ def _run(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    del os.environ[SOCKET]  # what the rank starts is no rank of this job
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through=True)  # type: ignore[union-attr]
     timing.begin()

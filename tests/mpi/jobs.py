@@ -43,7 +43,7 @@ HORVODRUN = ["horovodrun", "--mpi", "--mpi-args=--oversubscribe --mca btl_vader_
 # Variables by which a launcher may be known: a test that itself runs under one must not hand them on.
 _LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "MV2_", "SLURM_", "HOROVOD_", "HVD_EXT_")
 _KEPT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
-_running: list[timing.Process] = []
+_running: list[subprocess.Popen[bytes]] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +143,7 @@ def run(
         script = folder / "program.py"
         script.write_text(textwrap.dedent(program), encoding="utf-8")
         program = [str(script)]
-    if forked and fork_server.may_serve(program, changes or {}):
+    if forked:
         values[fork_server.SOCKET] = fork_server.begin(environment(folder))
     command = [sys.executable, str(RANK), *program]
     launcher = MPIRUN if launcher is None else launcher
@@ -153,7 +153,7 @@ def run(
         command = [path, *launcher[1:], "-np", str(ranks), *hosts, *command]
     log = folder / "launcher.txt"
     with log.open("wb") as output:
-        process = timing.Process(
+        process = subprocess.Popen(
             command,
             env=values,
             cwd=folder,
@@ -176,14 +176,14 @@ def stop() -> None:
         _end(process)
 
 
-def _end(process: timing.Process) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGTERM)
     if not _ended(process, GRACE_S):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def _ended(process: timing.Process, limit_s: float) -> bool:
+def _ended(process: subprocess.Popen[bytes], limit_s: float) -> bool:
     try:
         process.wait(limit_s)
     except subprocess.TimeoutExpired:

@@ -6,8 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-from tests.mpi import fork_server
-
 
 def main() -> None:
     """Run `python <arguments>` with stdout and stderr in the folder HVD_EXT_TEST_OUTPUT, in a file of this rank."""
@@ -16,8 +14,7 @@ def main() -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    if fork_server.SOCKET in os.environ:
-        fork_server.become(int(rank), sys.argv[1:])
+    os.environ["HVD_EXT_TEST_RANK"] = rank
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 

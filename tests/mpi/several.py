@@ -1,19 +1,10 @@
-"""The jobs that run the tests of tests/ranks on several ranks.
-
-They run one after the other beside all other tests, which leave cores idle where they wait and where they are one
-process: they begin with the session; tests/conftest.py puts the tests that wait for their end (marked `beside`) last.
-"""
+"""The jobs that run the tests of tests/ranks on several ranks."""
 
 from __future__ import annotations
 
 import re
-import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
-from tests import timing
 from tests.mpi import jobs
 
 FOLDER = jobs.ROOT / "tests" / "ranks"
@@ -23,11 +14,10 @@ MARK = re.compile(r"pytest\.mark\.ranks\(([\d, ]+)\)")
 WITHOUT_MARK = (1, 2, 3)
 # The files that also run as users of Keras 2 run their scripts, with TF_USE_LEGACY_KERAS=1: in a job of their own.
 LEGACY = "2, Keras 2"
+# The longest first.
+NAMES = ("2", "3", "1", LEGACY, "8")
 # Jobs that other tests hold up, on a slow machine, end in this time all the same.
 LIMIT_S = 3600
-
-_thread = ThreadPoolExecutor(1, thread_name_prefix=timing.BESIDE)
-_jobs: dict[str, Future[jobs.Job]] = {}
 
 
 def numbers(file: Path) -> tuple[int, ...]:
@@ -44,40 +34,17 @@ def files(name: str) -> list[Path]:
     return [file for file in sorted(FOLDER.glob("test_*.py")) if file not in legacy and int(name) in numbers(file)]
 
 
-def begin(name: str, config: pytest.Config, folders: pytest.TempPathFactory) -> Future[jobs.Job]:
-    """Has a job run behind those that were asked for before, if it has not begun yet.
+def run(name: str, marks: str, folder: Path) -> jobs.Job:
+    """Runs a job to its end.
 
     Args:
-        name: the number of ranks; or `LEGACY`.
-        config: of this session; what its marks leave out (`-m`), the job leaves out too.
-        folders: where its files go.
+        name: one of `NAMES`: the number of ranks, and with which Keras.
+        marks: what the session leaves out by marks (`-m`), the job leaves out too.
+        folder: an empty folder for its files.
 
     Returns:
-        How it ends.
+        How it ended.
     """
-    if name not in _jobs:
-        _jobs[name] = _thread.submit(_run, name, config.option.markexpr, folders.mktemp(f"ranks_{name[0]}"))
-    return _jobs[name]
-
-
-def wanted(items: list[pytest.Item]) -> list[str]:
-    """Gives the names of the jobs for which some of these tests wait; without mpirun these tests are skipped."""
-    return [item.callspec.params["job"] for item in items if item.path == TESTS and shutil.which("mpirun")]
-
-
-def begin_beside(session: pytest.Session, folders: pytest.TempPathFactory) -> None:
-    """Begins the jobs for which this session's tests wait."""
-    for name in wanted(session.items):
-        begin(name, session.config, folders)
-
-
-def stop() -> None:
-    """Begins nothing more, and ends what runs."""
-    _thread.shutdown(wait=False, cancel_futures=True)
-    jobs.stop()
-
-
-def _run(name: str, marks: str, folder: Path) -> jobs.Job:
     ranks = int(name[0])
     # The temporary folders of the ranks stay in the job's.
     own = {"PYTEST_DEBUG_TEMPROOT": str(folder)}

@@ -42,7 +42,7 @@ worker.main(sys.argv[-1])
 
 def test_each_part_of_a_step_is_left_out_and_the_rest_is_trained(tmp_path: Path) -> None:
     sizes = ["--pixels", "16", "--batch", "8", "--width", "4", "--repetitions", "2", "--steps", "1"]
-    kept, shown = bench(tmp_path, "breakdown", "--schemes", "cached", *sizes)
+    kept, shown = bench(tmp_path, "breakdown", "--schemes", "cached", *sizes, forked=True)
     (row,) = kept["rows"]
     assert (row["ranks"], row["ranks_per_host"], row["scheme"], row["pixels"]) == (2, [2], "cached", 16)
     assert set(row["parts"]) == set(PARTS)
@@ -115,7 +115,7 @@ def test_a_wrong_result_of_a_replayed_step_is_a_row_and_an_exit_status(tmp_path:
 def test_modes_train_with_ranks_that_are_late(tmp_path: Path) -> None:
     modes = ["full", "quorum", *(["horovod"] if HOROVOD else [])]
     options = ["--ranks", "2", "--workloads", "cloud", "--modes", ",".join(modes), "--steps", "6"]
-    kept, shown = bench(tmp_path, "stragglers", *options)
+    kept, shown = bench(tmp_path, "stragglers", *options, forked=True)
     rows = {row["mode"]: row for row in kept["rows"]}
     assert list(rows) == modes
     for mode, row in rows.items():
@@ -135,7 +135,7 @@ def test_modes_train_with_ranks_that_are_late(tmp_path: Path) -> None:
 def test_all_contestants_train_the_same_and_are_measured(tmp_path: Path) -> None:
     sizes = ["--width", "16", "--batch", "8", "--steps", "3", "--repetitions", "2", "--warmup", "1"]
     options = ["--ranks", "2", "--algorithms", "ring,torus2d,horovod,multiworker", "--model", "cnn"]
-    kept, shown = bench(tmp_path, "training", *sizes, *options)
+    kept, shown = bench(tmp_path, "training", *sizes, *options, forked=True)
     rows = {row["algorithm"]: row for row in kept["rows"]}
     theirs = [*(["horovod"] if HOROVOD else []), *(["multiworker"] if TF_KERAS else [])]
     assert list(rows) == ["compute", "ring", *theirs]

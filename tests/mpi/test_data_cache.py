@@ -31,13 +31,14 @@ PROGRAM = str(Path(cached.__file__))
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def started(folder: Path, task: str, ranks: int = 0, /, **settings: Any) -> jobs.Job:
+def started(folder: Path, task: str, ranks: int = 0, /, forked: bool = True, **settings: Any) -> jobs.Job:
     """Runs a job to its end; without a launcher where ranks are 0."""
     folder.mkdir()
     launcher = None if ranks else []
     # what Open MPI leaves of a job that was killed stays in the test's folder
     changes = {"OMPI_MCA_btl_vader_backing_directory": str(folder), "OMPI_MCA_orte_tmpdir_base": str(folder)}
-    return jobs.run(folder, [PROGRAM, task, json.dumps(settings)], ranks=ranks or 1, launcher=launcher, changes=changes)
+    program = [PROGRAM, task, json.dumps(settings)]
+    return jobs.run(folder, program, ranks=ranks or 1, launcher=launcher, changes=changes, forked=forked)
 
 
 def noted(folder: Path, what: str) -> list[int]:
@@ -87,7 +88,8 @@ def kill(folder: Path, chance: random.Random, **settings: Any) -> None:
     """Has a job fill a cache, and kills all of its processes at a random instant."""
     goal, pause_s = chance.randint(1, SAMPLES // 6), chance.uniform(0, 0.02)
     with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(started, folder, "fill", 2, caches=[settings])
+        # ranks that are killed are found by their environment
+        job = pool.submit(started, folder, "fill", 2, forked=False, caches=[settings])
         try:
             end_s = time.monotonic() + jobs.LIMIT_S
             while len(noted(folder, "decoded")) < goal:

@@ -1,19 +1,18 @@
-"""The builds and the runs of the native tests, one after the other in a thread.
+"""The builds of the native tests.
 
-They begin with the session (conftest.py) and take the time that other tests leave, which mostly wait. The tests without
-sanitizers are built in the folder of the libraries, from the objects that the set-up has compiled; the others keep
-their objects under build/native-tests, and the next build is short.
+The tests without sanitizers are built in the folder of the libraries, from the objects that the set-up has compiled;
+the others keep their objects under build/native-tests, and the next build is short.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from tests import timing
 from tests.mpi import jobs
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = Path(__file__).resolve().with_name("test_native.py")
 LIBRARIES = ROOT / "hvd_ext" / "lib"
 # Under sanitizers only the first is built.
 PROGRAMS = (
@@ -34,11 +32,6 @@ BUILD_LIMIT_S = 3600
 RUN_LIMIT_S = 1800
 LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "HVD_EXT_")
 ROOT_MAY = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
-
-_thread = ThreadPoolExecutor(1, thread_name_prefix=timing.BESIDE)
-_builds: dict[str, Future[Path]] = {}
-_runs: dict[str, Future[str]] = {}
-_command: list[timing.Process] = []
 
 
 def run(command: Sequence[str], limit_s: float, **changes: str) -> tuple[int, str]:
@@ -53,7 +46,7 @@ def run(command: Sequence[str], limit_s: float, **changes: str) -> tuple[int, st
         The exit status and what was printed.
     """
     inherited = {name: text for name, text in os.environ.items() if name in ROOT_MAY or not name.startswith(LAUNCHERS)}
-    process = timing.Process(
+    process = subprocess.Popen(
         command,
         env=inherited | changes,
         stdin=subprocess.DEVNULL,
@@ -63,15 +56,15 @@ def run(command: Sequence[str], limit_s: float, **changes: str) -> tuple[int, st
         errors="replace",
         start_new_session=True,
     )
-    _command.append(process)
     try:
         output, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         pytest.fail(f"{' '.join(command)} did not end in {limit_s:.0f} s:\n{output[-4000:]}")
-    finally:
-        _command.remove(process)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGTERM)  # Ninja hands it on to the compilers
+        raise
     return process.returncode, output
 
 
@@ -82,15 +75,9 @@ def must_succeed(command: Sequence[str], limit_s: float, **changes: str) -> str:
     return output
 
 
-def begin(sanitize: str = "") -> Future[Path]:
-    """Has a build made after those that were asked for before, if it is not made yet; see `built`."""
-    if sanitize not in _builds:
-        _builds[sanitize] = _thread.submit(_build, sanitize)
-    return _builds[sanitize]
-
-
+@functools.cache
 def built(sanitize: str = "") -> Path:
-    """Builds the native tests, or waits for the build that has begun.
+    """Builds the native tests.
 
     Args:
         sanitize: for -DHVD_EXT_SANITIZE. Libraries of MPI are not made for sanitizers: then MPI is left out.
@@ -98,43 +85,25 @@ def built(sanitize: str = "") -> Path:
     Returns:
         The folder of the build: programs in tests/.
     """
-    return begin(sanitize).result()
-
-
-def begin_tests(sanitize: str = "") -> Future[str]:
-    """Has the native tests run after their build, if they do not run yet; gives what they print, if they succeed."""
-    if sanitize not in _runs:
-        begin(sanitize)
-        _runs[sanitize] = _thread.submit(_run, sanitize)
-    return _runs[sanitize]
-
-
-def stop() -> None:
-    """Ends what runs, and begins nothing more."""
-    _thread.shutdown(wait=False, cancel_futures=True)
-    for process in list(_command):
-        os.killpg(process.pid, signal.SIGTERM)  # Ninja hands it on to the compilers
-
-
-def _build(sanitize: str) -> Path:
     with timing.measured("build", sanitize or "plain"):
         return _configured_and_compiled(sanitize)
 
 
-def _run(sanitize: str) -> str:
+def run_tests(sanitize: str = "") -> str:
+    """Builds and runs the native tests; gives what they print, if they succeed."""
     program = built(sanitize) / "tests" / "hvd_ext_native_tests"
     # Sanitizers of older compilers fail at start, now and then, on kernels that spread addresses widely.
     fixed = ["setarch", "--addr-no-randomize"]
     if not shutil.which("setarch") or subprocess.run([*fixed, "true"], capture_output=True, check=False).returncode:
         fixed = []
-    return must_succeed([*jobs.patient(10), *fixed, str(program), "--quiet"], RUN_LIMIT_S)
+    return must_succeed([*jobs.patient(5), *fixed, str(program), "--quiet"], RUN_LIMIT_S)
 
 
 def _configured_and_compiled(sanitize: str) -> Path:
     folder = (None if sanitize else _of_the_libraries()) or ROOT / "build" / "native-tests" / (
         sanitize.replace(",", "-") or "plain"
     )
-    patient = jobs.patient(10)
+    patient = jobs.patient(5)
     configure = [*patient, "cmake", "-S", str(ROOT / "tf_ops"), "-B", str(folder), "-DHVD_EXT_TESTS=ON"]
     if folder.parent.name == "native-tests":
         configure += ["-G", "Ninja"] if shutil.which("ninja") else []

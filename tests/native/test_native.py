@@ -12,7 +12,7 @@ import pytest
 from tests.native import builds
 from tests.native.builds import LIBRARIES, built, must_succeed, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.beside]  # the first run builds for minutes
+pytestmark = pytest.mark.slow  # the first run builds for minutes
 
 RUN_LIMIT_S = 900
 # What may be seen of the engine library: the C ABI, and what the library of the ops calls.
@@ -32,7 +32,7 @@ def exported(name: str) -> list[str]:
 
 
 def test_the_native_tests_pass():
-    builds.begin_tests().result()
+    builds.run_tests()
 
 
 def test_the_gpu_kernels_pass_emulated_on_the_host():
@@ -41,7 +41,7 @@ def test_the_gpu_kernels_pass_emulated_on_the_host():
 
 @pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
 def test_the_native_tests_pass_under_sanitizers(sanitize):
-    builds.begin_tests(sanitize).result()
+    builds.run_tests(sanitize)
 
 
 def test_a_cache_whose_processes_are_killed_at_random_keeps_what_was_finished():

@@ -1,11 +1,12 @@
 """Spares test jobs what Keras would import for its wrappers and plots: 1.2 s of 5 s of a processor in each process.
 
 Keras does without scikit-learn and matplotlib where they are not installed. A program may import them itself. Where the
-session measures its time, the process is measured too.
+session measures its time, the process is measured too. Ranks are forked where the test asks for it (fork_server.py).
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from types import FrameType
@@ -28,6 +29,11 @@ class _NotForKeras:
 
 sys.meta_path.insert(0, _NotForKeras())  # type: ignore[arg-type]
 
-# rank.py only becomes the program that is measured.
+# rank.py only becomes the program.
 if not any(argument.endswith("rank.py") for argument in sys.orig_argv[1:2]):
     timing.begin()
+    _launched = os.environ.pop("HVD_EXT_TEST_RANK", "") or os.environ.get("OMPI_COMM_WORLD_RANK", "")
+    if _launched and "HVD_EXT_TEST_SERVER" in os.environ:
+        from tests.mpi import fork_server
+
+        fork_server.become(int(_launched), sys.orig_argv[1:])
