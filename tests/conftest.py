@@ -96,7 +96,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Marks tests that start processes, skips with a reason what this machine cannot run, puts tests that wait last."""
     # It starts processes, so only where a test wants to know.
     no_cluster = obstacle() if any(item.get_closest_marker("cluster") for item in items) else ""
+    slow = workers.slow_files()
     for item in items:
+        if timing.file_of(item.path) in slow:
+            item.add_marker("slow")
         folders = item.path.relative_to(ROOT).parts
         if folders[:2] == ("tests", "mpi"):
             item.add_marker("mpi")

@@ -206,9 +206,9 @@ def recorded() -> list[dict[str, Any]]:
     return rows
 
 
-def seconds(rows: Iterable[dict[str, Any]], ranks: int = 1) -> dict[str, float]:
-    """Give the seconds of wall clock of the tests on so many ranks, by file."""
-    return {row["name"]: row["wall_s"] for row in rows if row["kind"] == "test" and row["ranks"] == ranks}
+def by_file(column: str, ranks: int = 1) -> dict[str, float]:
+    """Give a column, "wall_s" or "cpu_s", of the recorded run's tests on so many ranks, by file."""
+    return {row["name"]: row[column] for row in recorded() if row["kind"] == "test" and row["ranks"] == ranks}
 
 
 def record() -> None:

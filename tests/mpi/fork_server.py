@@ -77,8 +77,9 @@ def become(rank: int, arguments: Sequence[str]) -> None:
         rank: of the job; it chooses the server.
         arguments: of a Python interpreter.
     """
+    # What the rank starts itself is no rank of this job.
+    path = os.path.join(os.environ.pop(SOCKET), str(rank % 2))
     plain = arguments[:1] == ["-m"] or (arguments and not arguments[0].startswith("-"))
-    path = os.path.join(os.environ[SOCKET], str(rank % 2))
     if not plain or not os.path.isdir(os.path.dirname(path)):
         return
     connection = _connected(path)
@@ -220,7 +221,6 @@ def _run(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    del os.environ[SOCKET]  # what the rank starts is no rank of this job
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through=True)  # type: ignore[union-attr]
     timing.begin()

@@ -108,11 +108,6 @@ def environment(folder: Path, changes: Mapping[str, str | None] | None = None) -
     return values
 
 
-def patient(niceness: int) -> list[str]:
-    """Give what a command begins with that leaves the cores to others: tests with limits of time go first."""
-    return ["nice", "-n", str(niceness)] if shutil.which("nice") else []
-
-
 def run(
     folder: Path,
     program: str | Sequence[str],

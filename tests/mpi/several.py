@@ -51,7 +51,7 @@ def run(name: str, marks: str, folder: Path) -> jobs.Job:
     if name == LEGACY:
         own["TF_USE_LEGACY_KERAS"] = "1"
     options = ["-m", "pytest", "-m", marks, "-x", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", str(jobs.ROOT)]
-    launcher = [*jobs.patient(5), *jobs.MPIRUN] if ranks > 1 else []
+    launcher = jobs.MPIRUN if ranks > 1 else []
     return jobs.run(
         folder, [*options, *map(str, files(name))], ranks=ranks, launcher=launcher, changes=own, limit_s=LIMIT_S
     )

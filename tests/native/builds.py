@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from tests import timing
-from tests.mpi import jobs
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = ROOT / "hvd_ext" / "lib"
@@ -96,15 +95,14 @@ def run_tests(sanitize: str = "") -> str:
     fixed = ["setarch", "--addr-no-randomize"]
     if not shutil.which("setarch") or subprocess.run([*fixed, "true"], capture_output=True, check=False).returncode:
         fixed = []
-    return must_succeed([*jobs.patient(5), *fixed, str(program), "--quiet"], RUN_LIMIT_S)
+    return must_succeed([*fixed, str(program), "--quiet"], RUN_LIMIT_S)
 
 
 def _configured_and_compiled(sanitize: str) -> Path:
     folder = (None if sanitize else _of_the_libraries()) or ROOT / "build" / "native-tests" / (
         sanitize.replace(",", "-") or "plain"
     )
-    patient = jobs.patient(5)
-    configure = [*patient, "cmake", "-S", str(ROOT / "tf_ops"), "-B", str(folder), "-DHVD_EXT_TESTS=ON"]
+    configure = ["cmake", "-S", str(ROOT / "tf_ops"), "-B", str(folder), "-DHVD_EXT_TESTS=ON"]
     if folder.parent.name == "native-tests":
         configure += ["-G", "Ninja"] if shutil.which("ninja") else []
         configure += [f"-DHVD_EXT_SANITIZE={sanitize}", "-DHVD_EXT_MPI=OFF"] if sanitize else []
@@ -113,7 +111,7 @@ def _configured_and_compiled(sanitize: str) -> Path:
     must_succeed(configure, BUILD_LIMIT_S)
     cores = str(min(os.cpu_count() or 1, 8))
     programs = PROGRAMS[:1] if sanitize else PROGRAMS
-    build = [*patient, "cmake", "--build", str(folder), "--parallel", cores, "--target", *programs]
+    build = ["cmake", "--build", str(folder), "--parallel", cores, "--target", *programs]
     must_succeed(build, BUILD_LIMIT_S)
     return folder
 

@@ -108,12 +108,13 @@ def test_who_has_not_the_turn_is_stopped_and_does_nothing_and_its_launcher_is_no
     assert [len(of_job) for of_job in ranks.values()] == [2, 2]
     launchers = [process for worker in (one, two) for process in worker.job.processes()]
     launchers = [process for process in launchers if process not in ranks["one"] + ranks["two"]]
+    counts = {name: tmp_path / name / "count1" for name in ("one", "two")}
     for worker, other in ((one, two), (two, one), (one, two)):
         assert turns.give(worker, "open")["to"] == "open"
         wait_for(lambda other=other: all_are(ranks[other.name], stopped=True))
         assert all_are(ranks[worker.name], stopped=False)
         assert all_are(launchers, stopped=False)
-    counts = {name: tmp_path / name / "count1" for name in ("one", "two")}
+        wait_for(counts[worker.name].exists)
     stopped, before = counts["two"].read_text(), counts["one"].read_text()
     wait_for(lambda: counts["one"].read_text() not in ("", before))
     assert counts["two"].read_text() == stopped
