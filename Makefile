@@ -57,7 +57,7 @@ recipe: setup ## trains the small DAWNBench recipe on 4 ranks of this machine
 test: setup ## all tests
 	$(python) -m pytest -n auto -rs --times $(PYTEST_ARGS) tests
 
-check: setup ## the quick tests: about 4 minutes on 2 cores
+check: setup ## the quick tests: about 2 minutes on 2 cores
 	$(python) -m pytest -n auto -rs -m 'not slow' --times $(PYTEST_ARGS) tests
 
 faults: setup ## plants faults in a copy of the tree, one by one, and shows which of them the tests notice: about 30 minutes
