@@ -93,7 +93,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks tests that start processes, skips with a reason what this machine cannot run, puts tests that wait last."""
+    """Marks tests that start processes, skips with a reason what this machine cannot run, puts long files first."""
     # It starts processes, so only where a test wants to know.
     no_cluster = obstacle() if any(item.get_closest_marker("cluster") for item in items) else ""
     slow = workers.slow_files()

@@ -54,9 +54,9 @@ def bench(
     """
     path = folder / "result.json"
     if forked:
-        own = jobs.environment(folder)
-        more |= {name: text for name, text in own.items() if name.startswith("PYTHON")}
-        more[fork_server.SOCKET] = fork_server.begin(own)
+        server = jobs.environment(folder)
+        more |= {name: text for name, text in server.items() if name.startswith("PYTHON")}
+        more[fork_server.SOCKET] = fork_server.begin(server)
     ended = done([*before, *BENCH, *words, "--json", str(path)], status, **more)
     assert before or ended.stderr == ""  # the progress is for terminals
     return json.loads(path.read_text()), ended.stdout

@@ -33,6 +33,7 @@ from typing import Any
 from tests import timing
 
 SOCKET = "HVD_EXT_TEST_SERVER"
+SURROUNDINGS = "surroundings.json"  # in the servers' folder
 OUTPUT = "HVD_EXT_TEST_OUTPUT"  # tests find the processes of a job by it
 # These are read when the interpreter or TensorFlow starts: a rank with other values needs its own interpreter.
 AT_START = ("PYTHON", "TF_", "KERAS_", "LD_PRELOAD", "XLA_", "CUDA_")
@@ -48,13 +49,14 @@ def begin(environment: Mapping[str, str]) -> str:
     with _lock:
         if not _servers:
             folder = tempfile.mkdtemp(prefix="hvd-fork-")
+            own = {name: text for name, text in environment.items() if name != OUTPUT}
+            Path(folder, SURROUNDINGS).write_text(json.dumps(_surroundings(own)), encoding="utf-8")
             for parity in range(2):
                 path = os.path.join(folder, str(parity))
                 command = [sys.executable, str(Path(__file__).resolve()), path]
-                started_with = {name: text for name, text in environment.items() if name != OUTPUT}
                 with open(f"{path}.log", "wb") as log:
                     process = subprocess.Popen(
-                        command, env=started_with, stdin=subprocess.DEVNULL, stderr=log, start_new_session=True
+                        command, env=own, stdin=subprocess.DEVNULL, stderr=log, start_new_session=True
                     )
                 _servers.append((process, folder))
         return _servers[0][1]
@@ -78,16 +80,14 @@ def become(rank: int, arguments: Sequence[str]) -> None:
         arguments: of a Python interpreter.
     """
     # What the rank starts itself is no rank of this job.
-    path = os.path.join(os.environ.pop(SOCKET), str(rank % 2))
+    folder = Path(os.environ.pop(SOCKET))
     plain = arguments[:1] == ["-m"] or (arguments and not arguments[0].startswith("-"))
-    if not plain or not os.path.isdir(os.path.dirname(path)):
-        return
-    connection = _connected(path)
-    if json.loads(Path(f"{path}.json").read_text(encoding="utf-8")) != _surroundings():
-        connection.close()
+    known = folder / SURROUNDINGS
+    if not plain or not known.exists() or json.loads(known.read_text("utf-8")) != _surroundings(os.environ):
         return
     request = {"arguments": list(arguments), "environment": dict(os.environ), "folder": os.getcwd(), "nice": os.nice(0)}
     text = json.dumps(request).encode()
+    connection = _connected(str(folder / str(rank % 2)))
     socket.send_fds(connection, [_HEADER.pack(len(text))], [0, 1, 2])
     connection.sendall(text)
     pid = _HEADER.unpack(_received(connection, _HEADER.size))[0]
@@ -102,9 +102,9 @@ def become(rank: int, arguments: Sequence[str]) -> None:
     os._exit(status)
 
 
-def _surroundings() -> dict[str, str]:
+def _surroundings(environment: Mapping[str, str]) -> dict[str, str]:
     """Give what a rank cannot change any more: variables, and the namespace of its network."""
-    values = {name: text for name, text in os.environ.items() if name.startswith(AT_START) and name not in LATER}
+    values = {name: text for name, text in environment.items() if name.startswith(AT_START) and name not in LATER}
     return values | {"network": os.readlink("/proc/self/ns/net")}
 
 
@@ -142,7 +142,6 @@ def _received(connection: socket.socket, nbytes: int) -> bytes:
 
 def _serve(path: str) -> dict[str, Any]:
     """Fork for each request until the process is terminated; the forked rank returns with its request."""
-    Path(f"{path}.json").write_text(json.dumps(_surroundings()), encoding="utf-8")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)
@@ -156,9 +155,6 @@ def _serve(path: str) -> dict[str, Any]:
             if key.fileobj is listener:
                 connection, _ = listener.accept()
                 request, files = _request(connection)
-                if request is None:
-                    connection.close()
-                    continue
                 pid = os.fork()
                 if pid == 0:
                     events.close()
@@ -199,10 +195,8 @@ def _serve(path: str) -> dict[str, Any]:
             del ranks[connection]
 
 
-def _request(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+def _request(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     header, files, _, _ = socket.recv_fds(connection, _HEADER.size, 3)
-    if not header:  # another environment
-        return None, []
     request: dict[str, Any] = json.loads(_received(connection, _HEADER.unpack(header)[0]))
     return request, files
 

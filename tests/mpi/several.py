@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
+
+import pytest
 
 from tests.mpi import jobs
 
@@ -32,6 +35,12 @@ def files(name: str) -> list[Path]:
     if name == LEGACY:
         return legacy
     return [file for file in sorted(FOLDER.glob("test_*.py")) if file not in legacy and int(name) in numbers(file)]
+
+
+def runs_in(items: list[pytest.Item]) -> bool:
+    """Tells whether a session with these tests runs jobs; without mpirun it skips them."""
+    job = any(item.path == TESTS and "job" in item.callspec.params for item in items)
+    return job and shutil.which("mpirun") is not None
 
 
 def run(name: str, marks: str, folder: Path) -> jobs.Job:

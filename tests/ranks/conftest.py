@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if 3 not in numbers.get(item.path, (3,)):
             item.add_marker(pytest.mark.slow)
     yield  # what -m and -k leave out is gone now
-    if any(item.path == several.TESTS for item in items):
+    if several.runs_in(items):
         left_out = [item for item in items if item.path in numbers]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
