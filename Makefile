@@ -71,11 +71,11 @@ test-oldest: $(stamps)/hvd_ext $(oldest)/.made/packages ## the tests without job
 	@echo "== the data cache's libraries are those that were built for the newest TensorFlow: they run on both"
 	cp $(data_libraries) $(oldest_tree)/hvd_ext/lib
 	cd $(oldest_tree) && $(oldest_python) -m pytest -rs $(PYTEST_ARGS) tests/unit tests/ranks
-	cd $(oldest_tree) && $(oldest_python) -m pytest -rs $(PYTEST_ARGS) -k 2 tests/mpi/test_ranks.py
+	cd $(oldest_tree) && $(oldest_python) -m pytest -rs $(PYTEST_ARGS) -k 2 tests/mpi/test_ranks.py tests/mpi/test_ranks_more.py
 
 sanitize: $(stamps)/packages ## the native tests under the address, undefined-behaviour and thread sanitizers
 	@echo "== the engine's tests, ranks as threads of one process, first with address,undefined and then with thread"
-	$(python) -m pytest -v --durations=0 $(PYTEST_ARGS) tests/native/test_native.py -k under_sanitizers
+	$(python) -m pytest -v --durations=0 $(PYTEST_ARGS) tests/native/test_sanitizers.py
 
 fuzz: $(stamps)/hvd_ext ## every reader of files with damaged ones: a minute each, a quarter of an hour in all
 	FUZZ_S=60 $(python) -m pytest -v -s $(PYTEST_ARGS) -o faulthandler_timeout=600 tests/unit/test_fuzz.py

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from tests.mpi import fork_server, jobs
+from tests.mpi import jobs
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 280
@@ -46,7 +46,7 @@ def bench(
         words: the name of the benchmark, and its options.
         before: the words of a launcher, or of a rehearsed cluster.
         status: the exit status that it must have.
-        forked: the ranks of its jobs are forked (fork_server.py), and not stopped while others are measured.
+        forked: see `jobs.forking`.
         more: variables of its environment.
 
     Returns:
@@ -54,9 +54,7 @@ def bench(
     """
     path = folder / "result.json"
     if forked:
-        server = jobs.environment(folder)
-        more |= {name: text for name, text in server.items() if name.startswith("PYTHON")}
-        more[fork_server.SOCKET] = fork_server.begin(server)
+        more |= jobs.forking(folder)
     ended = done([*before, *BENCH, *words, "--json", str(path)], status, **more)
     assert before or ended.stderr == ""  # the progress is for terminals
     return json.loads(path.read_text()), ended.stdout

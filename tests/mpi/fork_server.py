@@ -3,7 +3,8 @@
 Importing TensorFlow and Keras takes 3 to 5 s of processor in each rank, longer than most jobs. A server imports both
 once, and starts none of their threads. An interpreter that a launcher starts as a rank sends the server its program,
 environment and open files (`become`, which tests/mpi/site calls before the program runs). It stands in for the forked
-rank: it forwards signals, and ends as the rank ends. If it is killed, the server kills the rank.
+rank: it forwards signals, and ends as the rank ends. If it is killed, the server kills the rank. A rank of a rehearsed
+host is forked into the namespaces of its host.
 
 Two servers serve the even and the odd ranks. So the ranks of a job have different hash seeds, as interpreters of their
 own have: a result that depends on the order of a set must differ between ranks here too.
@@ -12,9 +13,11 @@ own have: a result that depends on the order of a set must differ between ranks 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
+import platform
 import runpy
 import selectors
 import signal
@@ -39,6 +42,8 @@ OUTPUT = "HVD_EXT_TEST_OUTPUT"  # tests find the processes of a job by it
 AT_START = ("PYTHON", "TF_", "KERAS_", "LD_PRELOAD", "XLA_", "CUDA_")
 LATER = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+# Of a rehearsed host, in the order in which a rank enters them; the first takes effect with the next fork.
+NAMESPACES = ("pid_for_children", "net", "ipc", "uts", "mnt")
 _HEADER = struct.Struct("!I")
 _servers: list[tuple[subprocess.Popen[bytes], str]] = []
 _lock = threading.Lock()
@@ -88,11 +93,14 @@ def become(rank: int, arguments: Sequence[str]) -> None:
     request = {"arguments": list(arguments), "environment": dict(os.environ), "folder": os.getcwd(), "nice": os.nice(0)}
     text = json.dumps(request).encode()
     connection = _connected(str(folder / str(rank % 2)))
-    socket.send_fds(connection, [_HEADER.pack(len(text))], [0, 1, 2])
+    namespaces = _namespaces()
+    socket.send_fds(connection, [_HEADER.pack(len(text))], [0, 1, 2, *namespaces.values()])
+    for descriptor in namespaces.values():
+        os.close(descriptor)
     connection.sendall(text)
-    pid = _HEADER.unpack(_received(connection, _HEADER.size))[0]
+    _, (process,), _, _ = socket.recv_fds(connection, 1, 1)
     for number in SIGNALS:
-        signal.signal(number, lambda number, _: _forward(pid, number))
+        signal.signal(number, lambda number, _: _forward(process, number))
     code = _HEADER.unpack(_received(connection, _HEADER.size))[0]
     status = os.waitstatus_to_exitcode(code)
     if status < 0:
@@ -103,14 +111,19 @@ def become(rank: int, arguments: Sequence[str]) -> None:
 
 
 def _surroundings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Give what a rank cannot change any more: variables, and the namespace of its network."""
+    """Give what a rank cannot change any more: variables, and the namespace of its users."""
     values = {name: text for name, text in environment.items() if name.startswith(AT_START) and name not in LATER}
-    return values | {"network": os.readlink("/proc/self/ns/net")}
+    return values | {"users": os.readlink("/proc/self/ns/user")}
 
 
-def _forward(pid: int, number: int) -> None:
+def _namespaces() -> dict[str, int]:
+    return {name: os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in NAMESPACES}
+
+
+def _forward(process: int, number: int) -> None:
+    """Send a signal; a number of a process would be that of another one in a rehearsed cluster."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+        signal.pidfd_send_signal(process, number)
 
 
 def _connected(path: str) -> socket.socket:
@@ -145,6 +158,7 @@ def _serve(path: str) -> dict[str, Any]:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)
+    own = _namespaces()
     events = selectors.DefaultSelector()
     events.register(listener, selectors.EVENT_READ, None)
     ranks: dict[
@@ -154,21 +168,31 @@ def _serve(path: str) -> dict[str, Any]:
         for key, _ in events.select():
             if key.fileobj is listener:
                 connection, _ = listener.accept()
-                request, files = _request(connection)
-                pid = os.fork()
+                request, files, namespaces = _request(connection)
+                try:
+                    _enter(namespaces, NAMESPACES[:1])
+                    pid = os.fork()
+                except OSError:  # the rehearsed cluster has ended
+                    pid = -1
                 if pid == 0:
                     events.close()
                     listener.close()
                     for descriptor in [connection, *ranks]:
                         descriptor.close()
+                    _enter(namespaces, NAMESPACES[1:])
                     for target, file in enumerate(files):
                         os.dup2(file, target)
-                        os.close(file)
+                    for descriptor in [*files, *namespaces.values(), *own.values()]:
+                        os.close(descriptor)
                     return request
-                for file in files:
-                    os.close(file)
-                connection.sendall(_HEADER.pack(pid))
+                _enter(own, NAMESPACES[:1])
+                for descriptor in [*files, *namespaces.values()]:
+                    os.close(descriptor)
+                if pid < 0:
+                    connection.close()
+                    continue
                 end = os.pidfd_open(pid)
+                socket.send_fds(connection, [b"+"], [end])
                 ranks[connection] = (pid, end, _test_of(request))
                 events.register(end, selectors.EVENT_READ, connection)
                 events.register(connection, selectors.EVENT_READ, connection)
@@ -195,10 +219,20 @@ def _serve(path: str) -> dict[str, Any]:
             del ranks[connection]
 
 
-def _request(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    header, files, _, _ = socket.recv_fds(connection, _HEADER.size, 3)
+def _request(connection: socket.socket) -> tuple[dict[str, Any], list[int], dict[str, int]]:
+    """Receive a request, its open files and its namespaces."""
+    header, descriptors, _, _ = socket.recv_fds(connection, _HEADER.size, 3 + len(NAMESPACES))
     request: dict[str, Any] = json.loads(_received(connection, _HEADER.unpack(header)[0]))
-    return request, files
+    return request, descriptors[:3], dict(zip(NAMESPACES, descriptors[3:], strict=True))
+
+
+def _enter(namespaces: Mapping[str, int], names: Sequence[str]) -> None:
+    """Join namespaces; those that the process is in already ask for no privilege."""
+    for name in names:
+        if os.path.samestat(os.fstat(namespaces[name]), os.stat(f"/proc/self/ns/{name}")):
+            continue
+        if ctypes.CDLL(None, use_errno=True).setns(namespaces[name], 0):
+            raise OSError(ctypes.get_errno(), f"cannot join the namespace {name}")
 
 
 def _test_of(request: dict[str, Any]) -> str:
@@ -215,6 +249,7 @@ def _run(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    platform._uname_cache = None  # type: ignore[attr-defined]  # a rehearsed host has its own name
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through=True)  # type: ignore[union-attr]
     timing.begin()

@@ -108,6 +108,19 @@ def environment(folder: Path, changes: Mapping[str, str | None] | None = None) -
     return values
 
 
+def forking(folder: Path) -> dict[str, str]:
+    """Give the variables of a command whose ranks shall be forked (`fork_server`), on this or on rehearsed hosts.
+
+    Ranks of a benchmark that are forked are not stopped while others are measured.
+
+    Args:
+        folder: see `environment`.
+    """
+    values = environment(folder)
+    python = {name: text for name, text in values.items() if name.startswith("PYTHON")}
+    return python | {fork_server.SOCKET: fork_server.begin(values)}
+
+
 def run(
     folder: Path,
     program: str | Sequence[str],

@@ -11,14 +11,14 @@ import pytest
 from tests.mpi import jobs
 
 FOLDER = jobs.ROOT / "tests" / "ranks"
-TESTS = Path(__file__).resolve().with_name("test_ranks.py")
 # The mark of a file of tests/ranks: on how many ranks the suite runs it.
 MARK = re.compile(r"pytest\.mark\.ranks\(([\d, ]+)\)")
 WITHOUT_MARK = (1, 2, 3)
 # The files that also run as users of Keras 2 run their scripts, with TF_USE_LEGACY_KERAS=1: in a job of their own.
 LEGACY = "2, Keras 2"
-# The longest first.
-NAMES = ("2", "3", "1", LEGACY, "8")
+# The jobs: those of `make check`, and the others, the longest first.
+QUICK = ("2",)
+LONG = ("3", "1", LEGACY, "8")
 # Jobs that other tests hold up, on a slow machine, end in this time all the same.
 LIMIT_S = 3600
 
@@ -39,7 +39,7 @@ def files(name: str) -> list[Path]:
 
 def runs_in(items: list[pytest.Item]) -> bool:
     """Tells whether a session with these tests runs jobs; without mpirun it skips them."""
-    job = any(item.path == TESTS and "job" in item.callspec.params for item in items)
+    job = any(item.path.name.startswith("test_ranks") for item in items)
     return job and shutil.which("mpirun") is not None
 
 
@@ -47,7 +47,7 @@ def run(name: str, marks: str, folder: Path) -> jobs.Job:
     """Runs a job to its end.
 
     Args:
-        name: one of `NAMES`: the number of ranks, and with which Keras.
+        name: one of `QUICK` or `LONG`: the number of ranks, and with which Keras.
         marks: what the session leaves out by marks (`-m`), the job leaves out too.
         folder: an empty folder for its files.
 

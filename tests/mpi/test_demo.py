@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from hvd_ext.cluster.tools import obstacle
+from tests.mpi import jobs
 from tests.mpi.benches import marked
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -47,7 +48,7 @@ def result(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.skipif(bool(obstacle()), reason=f"a rehearsed cluster: making namespaces {obstacle()}")
 def test_on_a_rehearsed_cluster_it_trains_in_three_ways_and_draws(tmp_path: Path) -> None:
-    done = demo(tmp_path, "--hosts", "1,1", "--rate", "1gbit", "--epochs", "1")
+    done = demo(tmp_path, "--hosts", "1,1", "--rate", "1gbit", "--epochs", "1", **jobs.forking(tmp_path))
     assert done.returncode == 0, done.stderr + done.stdout
     found = result(tmp_path)
     assert found["place"] == "2 hosts of 1 + 1 ranks, 1gbit between them"

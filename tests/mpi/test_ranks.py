@@ -1,4 +1,4 @@
-"""The tests of tests/ranks, on several ranks; and that ranks of jobs are forked, which saves their imports."""
+"""The tests of tests/ranks, on two ranks; and that ranks of jobs are forked, which saves their imports."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import pytest
 
 from tests.mpi import jobs, several
 
-# `make check` runs the job of two ranks.
-JOBS = [name if name == "2" else pytest.param(name, marks=pytest.mark.slow) for name in several.NAMES]
 WHERE = """
 import os, pathlib, sys
 print("forked", "tensorflow" in sys.modules and "fork_server" in pathlib.Path("/proc/self/cmdline").read_text())
@@ -17,8 +15,8 @@ print("hands the server on", "HVD_EXT_TEST_SERVER" in os.environ)
 """
 
 
-@pytest.mark.parametrize("job", JOBS)
-def test_the_tests_of_ranks_pass_on_so_many_ranks(job: str, pytestconfig: pytest.Config, tmp_path: Path) -> None:
+@pytest.mark.parametrize("job", several.QUICK)
+def test_the_tests_of_ranks_pass_on_two_ranks(job: str, pytestconfig: pytest.Config, tmp_path: Path) -> None:
     several.run(job, pytestconfig.option.markexpr, tmp_path).must_succeed()
 
 

@@ -21,6 +21,7 @@ import yaml
 from benchmarks.studies.recipe import jobs, ways
 from hvd_ext.cluster.spec import Spec
 from hvd_ext.cluster.tools import obstacle
+from tests.mpi import jobs as ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "dawnbench_resnet50.py"
@@ -45,7 +46,8 @@ def begun(pictures: Path, folder: Path) -> subprocess.Popen[str]:
     cluster = [sys.executable, "-m", "hvd_ext", "cluster", "run", "--hosts", "2,1", "--rate", "1gbit", "--"]
     words = ["smoke", "--data", str(pictures), "--output", str(folder)]
     command = [*cluster, sys.executable, str(SCRIPT), *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    forking = os.environ | ranks.forking(folder.parent)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=forking)
 
 
 def ended(job: subprocess.Popen[str], status: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Builds and runs the native tests: as they are, under sanitizers, and the MPI transport under mpirun.
+"""Builds and runs the native tests, and those of the MPI transport under mpirun.
 
 Of the programs only the exit status counts, since what several ranks print is mixed.
 """
@@ -37,11 +37,6 @@ def test_the_native_tests_pass():
 
 def test_the_gpu_kernels_pass_emulated_on_the_host():
     must_succeed([str(built() / "tests" / "gpu" / "hvd_ext_gpu_tests"), "--quiet"], RUN_LIMIT_S)
-
-
-@pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
-def test_the_native_tests_pass_under_sanitizers(sanitize):
-    builds.run_tests(sanitize)
 
 
 def test_a_cache_whose_processes_are_killed_at_random_keeps_what_was_finished():

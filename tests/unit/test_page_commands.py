@@ -66,7 +66,7 @@ ELSEWHERE = {
     "make recipe": "tests/mpi/test_recipe.py",
     "mpirun * python examples/dawnbench_resnet50.py *": "tests/mpi/test_recipe.py",
     "make fuzz": "tests/unit/test_fuzz.py",
-    "make sanitize": "tests/native/test_native.py",
+    "make sanitize": "tests/native/test_sanitizers.py",
     "make docs": "tests/unit/test_docs.py",
     "python tests/golden/make.py": "tests/unit/planning/test_golden.py",
     "python examples/make_images.py *": "tests/unit/examples/test_make_images.py",
