@@ -106,6 +106,7 @@ def _configured_and_compiled(sanitize: str) -> Path:
     if folder.parent.name == "native-tests":
         configure += ["-G", "Ninja"] if shutil.which("ninja") else []
         configure += [f"-DHVD_EXT_SANITIZE={sanitize}", "-DHVD_EXT_MPI=OFF"] if sanitize else []
+        configure += [f"-DHVD_EXT_TESTS_OF={built()}"] if "address" in sanitize else []
         configure += [f"-DPython3_EXECUTABLE={sys.executable}", f"-DHVD_EXT_OUTPUT={folder / 'lib'}"]
         configure += ["-DHVD_EXT_OPS=OFF", "-DHVD_EXT_CUDA=OFF"]
     must_succeed(configure, BUILD_LIMIT_S)

@@ -109,11 +109,7 @@ class Over {
 // Numbers of ranks for what must hold for any: all up to `most`; under sanitizers, and over other transports than that
 // between threads, 1, 2, 3 and `most`.
 inline std::vector<int> Sizes(int most) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  const bool few = true;
-#else
-  const bool few = TransportsOfEngines() != MakeThreadTransports;
-#endif
+  const bool few = IsSanitized() || TransportsOfEngines() != MakeThreadTransports;
   std::vector<int> sizes;
   for (int size = 1; size <= most; ++size) {
     if (!few || size < 4 || size == most) sizes.push_back(size);

@@ -31,6 +31,9 @@ inline std::vector<Test>& Tests() {
   return tests;
 }
 
+// Whether what is tested is compiled under a sanitizer. Under that of addresses the tests themselves are not.
+bool IsSanitized();
+
 struct Registration {
   Registration(const char* name, const char* file, void (*run)()) { Tests().push_back({name, file, run}); }
 };

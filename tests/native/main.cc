@@ -11,6 +11,14 @@
 
 namespace hvd_ext::test {
 
+bool IsSanitized() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return true;
+#else
+  return false;
+#endif
+}
+
 void Fail(const char* file, int line, const std::string& text) {
   throw Failure(std::string(file) + ":" + std::to_string(line) + ": " + text);
 }

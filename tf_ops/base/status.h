@@ -30,6 +30,9 @@ inline Status Communication(std::string m) { return {Code::kCommunication, std::
 inline Status Internal(std::string m) { return {Code::kInternal, std::move(m)}; }
 inline Status Stopped(std::string m) { return {Code::kStopped, std::move(m)}; }
 
+// A user's name in a message.
+inline std::string Quoted(const std::string& name) { return "'" + name + "'"; }
+
 #define HVD_EXT_RETURN_IF_ERROR(expression)   \
   do {                                        \
     ::hvd_ext::Status status_ = (expression); \

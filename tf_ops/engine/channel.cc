@@ -9,8 +9,6 @@ namespace {
 constexpr int64_t kEarlyNbytes = 512 << 10;  // a smaller tensor is copied before a thread could begin to send it
 constexpr size_t kTimesKept = 99;            // steps, besides the newest
 
-std::string Quoted(const std::string& text) { return "'" + text + "'"; }
-
 }  // namespace
 
 Channel::Channel(std::string name, std::vector<std::string> tensor_names, std::shared_ptr<const Layout> layout,

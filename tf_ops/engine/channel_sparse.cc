@@ -5,12 +5,6 @@
 #include "engine/channel.h"
 
 namespace hvd_ext {
-namespace {
-
-std::string Quoted(const std::string& text) { return "'" + text + "'"; }
-
-}  // namespace
-
 Status Channel::CheckTopK(const std::optional<TopKStep>& topk) const {
   if (topk.has_value() != has_density_) {
     return Invalid("channel " + Quoted(name_) +

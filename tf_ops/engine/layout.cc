@@ -13,8 +13,6 @@ std::string Range(const FeedbackShard& shard) {
   return "[" + std::to_string(shard.begin) + ", " + std::to_string(shard.begin + shard.elements) + ")";
 }
 
-std::string Quoted(const std::string& text) { return "'" + text + "'"; }
-
 Status CheckSparse(const std::string& where, const BucketSpec& bucket, int64_t elements) {
   const SparseSpec& sparse = *bucket.sparse;
   if (bucket.dtype != DType::kFloat32) {

@@ -13,8 +13,6 @@ namespace {
 constexpr size_t kRoundsKept = 10000;
 constexpr int64_t kAlignNbytes = 64;
 
-std::string Quoted(const std::string& text) { return "'" + text + "'"; }
-
 // A float is not finite where all bits of its exponent are set.
 template <typename Bits>
 bool AllFinite(const void* data, int64_t elements, Bits exponent) {
