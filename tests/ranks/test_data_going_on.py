@@ -16,7 +16,7 @@ from tests.ranks.compare import assert_equal
 from tests.ranks.test_checkpoint import Crash, CrashError
 from tests.ranks.training import assert_same_bits_on_all_ranks, everything, fill
 
-pytestmark = pytest.mark.ranks(1, 2)
+pytestmark = pytest.mark.ranks(2)
 
 BATCH, STEPS = 2, 5
 

@@ -11,7 +11,7 @@ from hvd_ext.data import cache as caches
 from tests import pages
 from tests.ranks.training import assert_same_bits_on_all_ranks
 
-pytestmark = pytest.mark.ranks(1, 2)
+pytestmark = pytest.mark.ranks(2)
 
 
 def test_the_examples_run(hvd: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

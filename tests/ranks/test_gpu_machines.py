@@ -15,7 +15,7 @@ from hvd_ext.tensorflow import devices
 from tests import pages
 from tests.ranks.training import assert_same_bits_on_all_ranks
 
-pytestmark = pytest.mark.ranks(1, 2)
+pytestmark = pytest.mark.ranks(2)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.ranks.compare import assert_equal
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.training import assert_same_bits_on_all_ranks, fill
 
-pytestmark = pytest.mark.ranks(1, 2)
+pytestmark = pytest.mark.ranks(2)
 
 ROWS, FEATURES = 8, 3
 NUMBERS = (np.arange(ROWS * FEATURES, dtype=np.float32).reshape(ROWS, FEATURES) * 7) % 5

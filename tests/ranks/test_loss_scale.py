@@ -21,7 +21,7 @@ from tests.ranks.compare import assert_close, assert_equal
 from tests.ranks.steps import averaged, gradients, variables
 from tests.ranks.training import assert_same_bits_on_all_ranks, data, joined, model, values
 
-pytestmark = pytest.mark.ranks(1, 2)
+pytestmark = pytest.mark.ranks(2)
 
 SCALE = 2.0**10
 

@@ -15,7 +15,7 @@ from tests.ranks.compare import assert_close
 from tests.ranks.steps import averaged, gradients, variables
 from tests.ranks.training import assert_same_bits_on_all_ranks, buckets_sent, values
 
-pytestmark = [pytest.mark.ranks(1, 2), pytest.mark.filterwarnings("ignore:Gradients do not exist")]
+pytestmark = [pytest.mark.ranks(2), pytest.mark.filterwarnings("ignore:Gradients do not exist")]
 
 ROWS, COLUMNS = 7, 3
 SHAPES = {"table": (ROWS, COLUMNS), "bias": (4,)}

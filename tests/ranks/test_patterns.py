@@ -12,7 +12,7 @@ import tensorflow as tf
 import hvd_ext as hvd
 from tests.ranks.training import assert_same_bits_on_all_ranks, assert_trained_alike, data, fill, joined, model
 
-pytestmark = pytest.mark.ranks(1, 2)
+pytestmark = pytest.mark.ranks(2)
 
 ROWS, BATCH = 8, 4
 

@@ -9,7 +9,7 @@ import pytest
 from tests import pages
 from tests.ranks.training import assert_same_bits_on_all_ranks
 
-pytestmark = pytest.mark.ranks(1, 2)
+pytestmark = pytest.mark.ranks(2)
 
 
 def test_the_script_of_the_readme_learns_the_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow.gradients.identity import Identity
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 
-pytestmark = pytest.mark.ranks(1, 2)
+pytestmark = pytest.mark.ranks(2)
 
 ELEMENTS = 3
 

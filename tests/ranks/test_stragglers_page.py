@@ -7,7 +7,7 @@ import pytest
 from tests import pages
 from tests.ranks.training import assert_same_bits_on_all_ranks
 
-pytestmark = pytest.mark.ranks(1, 2)
+pytestmark = pytest.mark.ranks(2)
 
 
 def test_the_examples_run_and_leave_equal_weights() -> None:
