@@ -38,7 +38,7 @@ locking_sources := $(wildcard tf_ops/shm/*.cc tf_ops/engine/*.cc tf_ops/cache/*.
 mpi_flags = $(if $(wildcard $(VENV)/include/mpi.h),-isystem $(VENV)/include -DHVD_EXT_WITH_MPI)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo recipe test test-oldest check faults sanitize fuzz lint format docs clean distclean
+.PHONY: help setup demo recipe test test-benchmarks test-oldest check faults sanitize fuzz lint format docs clean distclean
 .NOTPARALLEL:
 
 help: ## this text
@@ -54,8 +54,11 @@ recipe: setup ## trains the small DAWNBench recipe on 4 ranks of this machine
 	$(python) examples/make_images.py --train 6400 --test 800 --output out/recipe-pictures
 	mpirun -np 4 --oversubscribe $(python) examples/dawnbench_resnet50.py small --data out/recipe-pictures --output out/recipe
 
-test: setup ## all tests
+test: setup ## all tests but those of benchmarks
 	$(python) -m pytest -n auto -rs --times $(PYTEST_ARGS) tests
+
+test-benchmarks: setup ## the tests of benchmarks and studies, for whoever changes them
+	$(python) -m pytest -n auto -rs --times $(PYTEST_ARGS) benchmarks/tests
 
 check: setup ## the quick tests: about 2 minutes on 2 cores
 	$(python) -m pytest -n auto -rs -m 'not slow' --times $(PYTEST_ARGS) tests
@@ -96,9 +99,10 @@ format: $(stamps)/packages ## rewrites the code in the house format
 	$(python) -m ruff format .
 	$(VENV)/bin/clang-format -i $(cxx_files)
 
-docs: $(stamps)/packages ## rewrites the tables of the pages that come from the code and from benchmarks/results
+docs: $(stamps)/packages ## rewrites the tables of the pages; all tables of benchmarks/results go to out/results.md
 	$(python) -m docs.tables
-	$(python) -m benchmarks.studies page benchmarks/results benchmarks/README.md benchmarks/results/README.md docs/performance.md docs/buckets.md docs/data.md docs/stragglers.md
+	$(python) -m benchmarks.studies page benchmarks/results benchmarks/README.md docs/performance.md docs/buckets.md docs/data.md docs/stragglers.md
+	$(python) -m benchmarks.studies tables benchmarks/results out/results.md
 
 clean: ## removes what was built; .venv stays
 	rm -rf build dist out hvd_ext.egg-info hvd_ext/lib .pytest_cache .ruff_cache .mypy_cache $(stamps)/hvd_ext

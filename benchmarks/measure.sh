@@ -89,19 +89,19 @@ for part in $parts; do
         # about 5 minutes
         rm -f "$folder/schedule.json"
         for hosts in 2,2 2,2,1 4,4; do
-            rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench schedule --model resnet50 --scale 1/16 --ratio 0.5,1,2 \
+            rehearsed $hosts --rate 100mbit -- python -m benchmarks.studies schedule --model resnet50 --scale 1/16 --ratio 0.5,1,2 \
                 --bucketers auto,wfbp,single,by_size,mgwfbp,optimal,delay --repetitions 4 --json "$folder/schedule.json" --append
         done
-        hvd_ext bench plot-schedule "$folder/schedule.json" --output "$folder/schedule.png"
+        studies plot-schedule "$folder/schedule.json" --output "$folder/schedule.png"
         ;;
     schedule_bert)
         # about 12 minutes
         rm -f "$folder/schedule_bert.json"
         for hosts in 2,2 2,2,1 4,4; do
-            rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench schedule --model bert-base --scale 1/16 --ratio 0.5,1,2 \
+            rehearsed $hosts --rate 100mbit -- python -m benchmarks.studies schedule --model bert-base --scale 1/16 --ratio 0.5,1,2 \
                 --repetitions 3 --json "$folder/schedule_bert.json" --append
         done
-        hvd_ext bench plot-schedule "$folder/schedule_bert.json" --output "$folder/schedule_bert.png"
+        studies plot-schedule "$folder/schedule_bert.json" --output "$folder/schedule_bert.png"
         ;;
     prices)
         # about 40 minutes
@@ -134,35 +134,35 @@ for part in $parts; do
         ;;
     stragglers)
         # about 20 minutes
-        hvd_ext bench stragglers --ranks 8 --modes full,solo,majority,quorum,auto,delay,horovod --json "$folder/stragglers.json"
-        hvd_ext bench plot-stragglers "$folder/stragglers.json" --output "$folder/stragglers.png"
+        studies stragglers --ranks 8 --modes full,solo,majority,quorum,auto,delay,horovod --json "$folder/stragglers.json"
+        studies plot-stragglers "$folder/stragglers.json" --output "$folder/stragglers.png"
         ;;
     stragglers_lstm)
         # about 3 minutes, one core for each rank
-        mpirun -np 2 --bind-to core python -m benchmarks.studies.stragglers_lstm "$folder/stragglers_lstm.json"
+        mpirun -np 2 --bind-to core python -m benchmarks.studies.stragglers.lstm "$folder/stragglers_lstm.json"
         ;;
     stragglers_accuracy)
         # about 35 minutes, on the images of: python examples/make_images.py --output out/images
         rm -f "$folder/stragglers_accuracy.json"
-        python -m benchmarks.studies.stragglers_accuracy "$folder/stragglers_accuracy.json" out/images
+        python -m benchmarks.studies.stragglers.accuracy "$folder/stragglers_accuracy.json" out/images
         ;;
     data)
         # about 8 minutes
         # Grain and MosaicML Streaming are measured where they are installed; else a note says that they are left out
-        hvd_ext bench data --json "$folder/data.json"
-        hvd_ext bench plot-data "$folder/data.json" --output "$folder/data.png"
+        studies data --json "$folder/data.json"
+        studies plot-data "$folder/data.json" --output "$folder/data.png"
         ;;
     cached_pictures)
         # about 5 minutes, on the images of: python examples/make_images.py --output out/images
-        python -m benchmarks.studies.cached_pictures "$folder/cached_pictures.json" out/images
+        python -m benchmarks.studies.data.cached_pictures "$folder/cached_pictures.json" out/images
         ;;
     lars)
         # about 25 minutes; four ranks with the tensors of a Transformer need 22 GB
-        hvd_ext bench lars --parts norms,update --json "$folder/lars.json"
-        hvd_ext bench lars --parts pto --json "$folder/lars.json" --append
+        studies lars --parts norms,update --json "$folder/lars.json"
+        studies lars --parts pto --json "$folder/lars.json" --append
         for rate in 100mbit 1gbit; do
-            rehearsed 2,2 --rate $rate -- python -m hvd_ext bench lars --models resnet50 --json "$folder/lars_$rate.json"
-            rehearsed 2,2 --rate $rate -- python -m hvd_ext bench lars --models transformer --parts norms,pto \
+            rehearsed 2,2 --rate $rate -- python -m benchmarks.studies lars --models resnet50 --json "$folder/lars_$rate.json"
+            rehearsed 2,2 --rate $rate -- python -m benchmarks.studies lars --models transformer --parts norms,pto \
                 --json "$folder/lars_$rate.json" --append
         done
         ;;
@@ -187,16 +187,16 @@ for part in $parts; do
     topk)
         rm -f "$folder/topk.json"
         # where PyTorch is not installed its rows are left out, and a note says so
-        hvd_ext bench topk --threads 1,2 --json "$folder/topk.json"
-        hvd_ext bench topk --elements 256000,1000000,110000000 --inputs gauss,laplace,gradient --contestants \
+        studies topk --threads 1,2 --json "$folder/topk.json"
+        studies topk --elements 256000,1000000,110000000 --inputs gauss,laplace,gradient --contestants \
             noop,exact,graph,segments,feedback,separate,algorithm1,tf,torch --json "$folder/topk.json" --append
-        hvd_ext bench plot-topk "$folder/topk.json" --elements 25000000 --only exact,algorithm1,tf,torch,numpy --output "$folder/topk.png"
+        studies plot-topk "$folder/topk.json" --elements 25000000 --only exact,algorithm1,tf,torch,numpy --output "$folder/topk.png"
         ;;
     topk_sweep)
         # the sizes and contestants of CommLib's Fig. 6
-        hvd_ext bench topk --elements 256000,1000000,4000000,16000000,64000000,128000000 --inputs gauss --densities 0.001 \
+        studies topk --elements 256000,1000000,4000000,16000000,64000000,128000000 --inputs gauss --densities 0.001 \
             --contestants exact,mstopk,algorithm1,dgc,dgc-tf,tf,torch --seconds-per-row 2 --json "$folder/topk_sweep.json"
-        hvd_ext bench plot-topk "$folder/topk_sweep.json" --kind sizes --only exact,algorithm1,dgc-tf,tf,torch --output "$folder/topk_sweep.png"
+        studies plot-topk "$folder/topk_sweep.json" --kind sizes --only exact,algorithm1,dgc-tf,tf,torch --output "$folder/topk_sweep.png"
         ;;
     hitopk)
         rm -f "$folder/hitopk.json"

@@ -59,8 +59,8 @@ def algorithms() -> str:
 
 
 def migration() -> str:
-    """Gives the table of Horovod's names and ours, from `hvd_ext.horovod`."""
-    from hvd_ext import horovod as names
+    """Gives the table of Horovod's names and ours, from `docs.horovod`."""
+    from docs import horovod as names
 
     return names.table()
 
@@ -98,15 +98,15 @@ def topology() -> str:
 
 
 def papers() -> str:
-    """Gives the table of our predictions beside the papers' figures, from `hvd_ext.planning.papers`."""
-    from hvd_ext.planning import papers as figures
+    """Gives the table of our predictions beside the papers' figures, from `docs.papers`."""
+    from docs import papers as figures
 
     return markdown(figures.HEAD, figures.table())
 
 
 def speedups() -> str:
-    """Gives the speed-ups of GoogleNet on MG-WFBP's simulated cluster (Fig. 9), from `hvd_ext.planning.papers`."""
-    from hvd_ext.planning import papers as figures
+    """Gives the speed-ups of GoogleNet on MG-WFBP's simulated cluster (Fig. 9), from `docs.papers`."""
+    from docs import papers as figures
 
     head = ["Bucketer", *(f"{nodes} nodes" for nodes in figures.NODES)]
     return markdown(head, [[f"`{name}`", *cells] for name, cells in figures.figure_9().items()])

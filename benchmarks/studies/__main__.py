@@ -8,8 +8,13 @@ from typing import Annotated
 import typer
 
 from benchmarks.studies.convergence.commands import convergence, plot_convergence
+from benchmarks.studies.data.commands import data, plot_data
 from benchmarks.studies.hitopk.commands import hitopk, plot_hitopk
+from benchmarks.studies.lars.commands import lars
 from benchmarks.studies.recipe.commands import recipe
+from benchmarks.studies.schedule.commands import plot_schedule, schedule
+from benchmarks.studies.stragglers.commands import plot_stragglers, stragglers
+from benchmarks.studies.topk.commands import plot_topk, topk, topk_targets
 from hvd_ext.bench import command
 from hvd_ext.commands.app import App
 
@@ -22,22 +27,11 @@ def studies() -> None:
     command.only_on_rank_0()
 
 
-app.command()(convergence)
-app.command("plot-convergence")(plot_convergence)
-app.command()(hitopk)
-app.command("plot-hitopk")(plot_hitopk)
-app.command()(recipe)
-
-
-@app.command("topk-targets")
-def topk_targets(file: Annotated[Path, typer.Argument(help="Result of bench topk --json.")]) -> None:
-    """Compare a result of bench topk with the goals of the exact selection."""
-    from benchmarks.studies.topk_targets import table, verdicts_of
-    from hvd_ext.bench import results
-
-    with command.ended_in_words("benchmarks.studies topk-targets"):
-        found = verdicts_of(results.load(file, results.TOPK)["rows"])
-        command.table_console().print(table(found))
+for study in (
+    *(convergence, plot_convergence, data, plot_data, hitopk, plot_hitopk, lars, recipe, schedule, plot_schedule),
+    *(stragglers, plot_stragglers, topk, plot_topk, topk_targets),
+):
+    app.command()(study)
 
 
 @app.command()
@@ -50,6 +44,18 @@ def page(
 
     for path in pages:
         path.write_text(rewritten(path.read_text(encoding="utf-8"), results), encoding="utf-8")
+
+
+@app.command()
+def tables(
+    results: Annotated[Path, typer.Argument(help="The folder of the results.")],
+    output: Annotated[Path, typer.Argument(help="The page that is written.")],
+) -> None:
+    """Write the whole tables of all results as one page; `make docs` runs this."""
+    from benchmarks.studies.page import whole
+
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(whole(results), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Tables as Markdown, and short tables selected from whole ones: some rows and columns, or a column across another."""
+"""Tables as Markdown, what they were measured on, and short tables selected from whole ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 Table = tuple[str, list[str], list[list[str]]]  # the line above it, its headings, its rows
 KEYS = ("table", "rows", "columns", "across")
@@ -90,3 +91,20 @@ def _across(
     columns = list(dict.fromkeys(row[over] for row in rows))
     lines = dict.fromkeys(row[down] for row in rows)
     return [names[0], *columns], [[line, *(cells.get((line, one), "-") for one in columns)] for line in lines]
+
+
+def facts(result: Mapping[str, Any]) -> str:
+    """Write where a result was measured, and how many samples its rows have."""
+    counts = sorted({len(row["samples"]) for row in result["rows"]})
+    samples = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    return f"{where(result['runs'][0])} Medians of {samples} samples."
+
+
+def where(run: Mapping[str, Any]) -> str:
+    """Write the machine and the versions of a run."""
+    machine, versions = run["machine"], run["versions"]
+    named = ", ".join(f"{name} {versions[name]}" for name in sorted(versions))
+    return (
+        f"{run['date']}, {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"{machine['system']}; load before the start {machine['load_before']}. {named}."
+    )

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.studies.markdown import table
 from hvd_ext import options
-from hvd_ext.bench import jobs, results
+from hvd_ext.bench import command, jobs, results
 from hvd_ext.bench.table import ratio, seconds
 from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import HvdExtError
@@ -154,12 +154,9 @@ def main(arguments: Sequence[str]) -> None:
     job = runtime.current()
     if not told and len(job.tree.hosts()) > 1 and (job.network is None or job.network.source != network.MEASURED):
         raise HvdExtError("prices: the links could not be measured")
-    run = results.begin_run(
-        jobs.Launcher(os.environ.get(jobs.VARIABLE, "mpirun")).describe(),
-        program="benchmarks.studies.prices",
-    )
-    if job.network is not None:
-        run |= {"probe_seconds": job.network.seconds, "topology": write.text(job.tree)}
+    launcher = jobs.Launcher(os.environ.get(jobs.VARIABLE, "mpirun")).describe()
+    record = command.Record(BENCHMARK, launcher, Path(path), append=True)
+    network_of = {"probe_seconds": job.network.seconds, "topology": write.text(job.tree)} if job.network else {}
     rows: list[dict[str, Any]] = []
     for nbytes in [int(text) for text in texts] or SIZES:
         names = sparse or [name for name in registry.names() if registry.supports(registry.get(name), job.tree) is None]
@@ -188,7 +185,7 @@ def main(arguments: Sequence[str]) -> None:
                 words = f"price {seconds(price)}, median {seconds(medians[name])}: {price / medians[name]:.2f}"
                 print(f"{nbytes:>10} {name:20} {words}; {row['x_best']:.2f} of the best fixed", flush=True)
     if job.engine.rank == 0:
-        results.add(Path(path), results.result_of(run, rows, BENCHMARK), "benchmarks.studies.prices")
+        record.keep(rows, **network_of)
     process.shutdown()
 
 

@@ -133,7 +133,7 @@ def row_of(what: str, buckets: str, took_s: Sequence[float], predicted_s: float 
 
 def main(path: Path) -> None:
     """Run all jobs and write the file."""
-    run = results.begin_run("python -m hvd_ext.cluster.launch", dict(os.environ), "benchmarks.studies.replan")
+    run = results.begin_run("python -m hvd_ext.cluster.launch", dict(os.environ))
     rows = []
     predicted: dict[str, float] = {}
     with Cluster(Spec((2, 2), "100mbit")) as cluster:

@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.studies.markdown import table
 from hvd_ext import options
-from hvd_ext.bench import jobs, results
+from hvd_ext.bench import command, jobs, results
 from hvd_ext.bench.table import ratio, seconds
 from hvd_ext.engine.partial import Partial
 from hvd_ext.job import consensus, process, runtime
@@ -131,10 +131,8 @@ def main(arguments: Sequence[str]) -> None:
     """
     process.init(options.from_environment())
     job = runtime.current()
-    run = results.begin_run(
-        jobs.Launcher(os.environ.get(jobs.VARIABLE, "mpirun")).describe(),
-        program="benchmarks.studies.skew",
-    )
+    launcher = jobs.Launcher(os.environ.get(jobs.VARIABLE, "mpirun")).describe()
+    record = command.Record(BENCHMARK, launcher, Path(arguments[0]), append=True)
     rounds = int(arguments[1]) if len(arguments) > 1 else ROUNDS
     rows = []
     for nbytes in SIZES:
@@ -146,7 +144,7 @@ def main(arguments: Sequence[str]) -> None:
                 words = f"{seconds(row['seconds_mean'])}, x solo {row['x_solo']:.1f}, active {row['active_ranks']}"
                 print(f"{job.engine.size} ranks, {nbytes} bytes, {row['mode']}: {words}", flush=True)
     if job.engine.rank == 0:
-        results.add(Path(arguments[0]), results.result_of(run, rows, BENCHMARK), "benchmarks.studies.skew")
+        record.keep(rows)
     process.shutdown()
 
 

@@ -18,12 +18,10 @@ from rich.table import Table
 
 from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import HvdExtError
-from hvd_ext.planning import models, papers
-from hvd_ext.planning.explain import links
+from hvd_ext.planning import models
 from hvd_ext.planning.models.layer import Convolutions, Layer
 from hvd_ext.planning.scaling import Row, on_cluster
 from hvd_ext.planning.step_times import StepTimes
-from hvd_ext.topology.presets import preset
 from hvd_ext.topology.read import read
 from hvd_ext.topology.tree import SHARED_MEMORY, Link, Node, Tree
 
@@ -270,8 +268,6 @@ def dry_run(
     per_second = None if price_per_hour is None else hosts * price_per_hour / 3600
     inside = ", hosts in shared memory at 2 GB/s" if host_memory else ""
     console.print(table(prices, f"{pictures:,} pictures on {tree.describe()}{inside}, by the cost model", per_second))
-    if _looks_like(tree, preset("commlib")):
-        console.print(_paper())
     if json_file is not None:
         _write(json_file, prices, per_second)
 
@@ -326,19 +322,6 @@ def _part_s(one: PhasePrice, part: str) -> float:
 
 def _any(prices: Sequence[PhasePrice], part: str) -> bool:
     return part in ("computation", "communication") or any(getattr(one, f"{part}_s") for one in prices)
-
-
-def _looks_like(tree: Tree, other: Tree) -> bool:
-    return [len(host) for host in tree.hosts()] == [len(host) for host in other.hosts()] and links(tree) == links(other)
-
-
-def _paper() -> Table:
-    made = Table(title="CommLib on this cluster, as docs/simulator.md prices it", title_justify="left")
-    for name in papers.HEAD[1:]:
-        made.add_column(name, overflow="fold")
-    for figure in papers.table_4():
-        made.add_row(*figure.cells()[1:])
-    return made
 
 
 def _write(path: Path, prices: Sequence[PhasePrice], per_second: float | None) -> None:

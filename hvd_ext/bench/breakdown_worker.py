@@ -195,7 +195,7 @@ class Trainings:
         import tensorflow as tf
 
         import hvd_ext as hvd
-        from hvd_ext.bench.data_pictures import decoded
+        from hvd_ext.bench.pictures import decoded
 
         side, batch, labels = self._pixels, self._task.batch, np.arange(len(self._paths)) % CLASSES
 
@@ -272,7 +272,7 @@ def measured(task: Task, folder: Path) -> Iterator[dict[str, Any]]:
         A row for each scheme and size: the seconds of each variant, and of each part, medians and samples.
     """
     import hvd_ext as hvd
-    from hvd_ext.bench.data_pictures import write_pictures
+    from hvd_ext.bench.pictures import write_pictures
     from hvd_ext.job import runtime
 
     hosts = runtime.current().hosts

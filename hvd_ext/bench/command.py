@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fractions import Fraction
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
+from hvd_ext.bench import results
 from hvd_ext.bench.jobs import Launcher, Tell, choose, place
 from hvd_ext.cluster.spec import rate_bits
 from hvd_ext.commands.app import table_console as table_console
@@ -60,14 +62,13 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def numbers(option: str, text: str) -> tuple[int, ...]:
-    """Read the value of an option: whole numbers with commas between them."""
+def numbers(option: str, text: str, kind: type = int) -> tuple[Any, ...]:
+    """Read the value of an option: numbers with commas between them, whole ones unless `kind` is float."""
     try:
-        return tuple(int(part) for part in names(text))
+        return tuple(kind(part) for part in names(text))
     except ValueError:
-        raise typer.BadParameter(
-            f"{text!r}: must be whole numbers with commas between them", param_hint=option
-        ) from None
+        words = "whole numbers" if kind is int else "numbers"
+        raise typer.BadParameter(f"{text!r}: must be {words} with commas between them", param_hint=option) from None
 
 
 def only_on_rank_0() -> None:
@@ -94,31 +95,9 @@ def ranks_of(start: Launcher, ranks: str | None, default: str) -> tuple[int, ...
     return () if start.line else numbers("--ranks", ranks or default)
 
 
-def shares(option: str, text: str) -> tuple[float, ...]:
-    """Read the value of an option: numbers with commas between them."""
-    try:
-        return tuple(float(part) for part in names(text))
-    except ValueError:
-        raise typer.BadParameter(f"{text!r}: must be numbers with commas between them", param_hint=option) from None
-
-
-def part(option: str, text: str) -> float:
-    """Read the value of an option: a number, or a fraction as 1/16."""
-    try:
-        return float(Fraction(text))
-    except (ValueError, ZeroDivisionError):
-        raise typer.BadParameter(f"{text!r}: must be a number or a fraction, as 1/16", param_hint=option) from None
-
-
 def bytes_per_second(rate: str | None) -> float | None:
     """Read --rate, in bits per second as `cluster.spec.rate_bits` takes it; None if it is not given."""
     return None if rate is None else rate_bits(rate) / 8
-
-
-def check_append(append: bool, json_file: Path | None) -> None:
-    """Refuse --append without a file."""
-    if append and json_file is None:
-        raise typer.BadParameter("names no file; say --json FILE too", param_hint="--append")
 
 
 def check_folder(option: str, path: Path | None) -> None:
@@ -127,9 +106,64 @@ def check_folder(option: str, path: Path | None) -> None:
         raise typer.BadParameter(f"{path}: its folder must be there", param_hint=option)
 
 
-def kept_result(load: Callable[[Path], dict[str, Any]], json_file: Path | None, append: bool) -> dict[str, Any] | None:
-    """Read the result that --append keeps; None if there is none. `load` refuses the files of other commands."""
-    return load(json_file) if append and json_file is not None and json_file.exists() else None
+class Record:
+    """What a command has measured: its files are checked before anything is measured, and written afterwards."""
+
+    def __init__(
+        self,
+        benchmark: str,
+        launcher: str,
+        json_file: Path | None,
+        append: bool = False,
+        plot_file: Path | None = None,
+    ) -> None:
+        """Check the values of --json, --append and --plot, read what is kept, and describe the run.
+
+        Args:
+            benchmark: what the file is of.
+            launcher: how the jobs are started, in words.
+            json_file: for all samples, if any.
+            append: whether the rows of the file are kept.
+            plot_file: for the plot, if any.
+
+        Raises:
+            typer.BadParameter: a file cannot be written there, or matplotlib is missing.
+            InvalidError: the file whose rows are kept is of something else.
+        """
+        if append and json_file is None:
+            raise typer.BadParameter("names no file; say --json FILE too", param_hint="--append")
+        check_folder("--json", json_file)
+        check_folder("--plot", plot_file)
+        if plot_file is not None and find_spec("matplotlib") is None:
+            raise typer.BadParameter("needs matplotlib: python -m pip install matplotlib", param_hint="--plot")
+        self._benchmark, self._json_file, self._plot_file = benchmark, json_file, plot_file
+        kept = append and json_file is not None and json_file.exists()
+        self._before = results.load(json_file, benchmark) if kept and json_file else None
+        self._run = results.begin_run(launcher)
+
+    def keep(self, rows: Sequence[Mapping[str, Any]], **facts: Any) -> dict[str, Any]:
+        """Write the rows, with facts of the run, behind those that are kept; return the result of this run."""
+        result = results.result_of({**self._run, **facts}, rows, self._benchmark)
+        self._whole = results.joined(self._before, result) if self._before else result
+        if self._json_file is not None:
+            results.save(self._json_file, self._whole)
+        return result
+
+    def end(
+        self,
+        tables: Iterable[Table],
+        notes: Iterable[str],
+        wrong: Sequence[str] = (),
+        draw: Callable[[list[dict[str, Any]], Path], None] | None = None,
+    ) -> NoReturn:
+        """Show tables, notes, and what was found to be wrong; draw all rows if asked for; end the command."""
+        console = table_console()
+        for table in tables:
+            console.print(table)
+        say(console, notes, wrong)
+        if self._plot_file is not None and draw is not None:
+            draw(self._whole["rows"], self._plot_file)
+        sys.exit(1 if wrong else 0)
 
 
 @contextmanager

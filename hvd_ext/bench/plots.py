@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvd_ext.bench.results import YARDSTICKS, cluster_name
-from hvd_ext.bench.table import NAMES, TOPK_NAMES, TRAINING_NAMES, topk_place, topk_share
-from hvd_ext.bench.topk_inputs import ORDINARY
+from hvd_ext.bench.table import NAMES, TRAINING_NAMES
 from hvd_ext.commands.figures import finish, panels
 from hvd_ext.errors import InvalidError
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 KINDS = ("auto", "sizes", "clusters")
-TOPK_KINDS = ("bars", "sizes")
 HOWS = ("auto", "graph", "engine", "eager")
 # More than six lines in a panel cannot be told apart; a bound or a yardstick counts as one.
 LINES = 6
@@ -37,23 +35,6 @@ STYLES = {
     "tree": ("#999933", ">"),
     "tcp": ("#117733", "d"),
     "memory": ("#AA4499", "H"),
-}
-# The same for selections, in the order in which most readers want to compare them. The no-op is not drawn: it would
-# make the axis two decades longer.
-TOPK_COLOURS = {
-    "exact": "#D55E00",
-    "algorithm1": "#0072B2",
-    "tf": "#009E73",
-    "torch": "#332288",
-    "numpy": "#999999",
-    "dgc-tf": "#44AA99",
-    "graph": "#E69F00",
-    "segments": "#CC79A7",
-    "mstopk": "#F0E442",
-    "dgc": "#999933",
-    "threshold": "#882255",
-    "random": "#AA4499",
-    "algorithm1-tf": "#56B4E9",
 }
 # The digits of scikit-learn, which one epoch trains.
 EPOCH = 1797
@@ -236,69 +217,3 @@ def _epochs(axis: Axes, rows: Sequence[Mapping[str, Any]], algorithms: Sequence[
     one = rows[0]
     axis.set_title(f"{one['model']}, {one['bytes'] / 1e6:.1f} MB of gradients, {one['batch']} digits a rank and step")
     axis.set_xticks(range(len(clusters)), [name for _, _, name in clusters])
-
-
-def draw_topk(rows: Sequence[Mapping[str, Any]], path: Path, kind: str = "bars", only: Sequence[str] = ()) -> None:
-    """Draw selections from distributions and gradients whose yardstick is a read pass.
-
-    Args:
-        rows: of one result of bench topk or of several; of rows measured again, the last counts.
-        path: of the file.
-        kind: "bars": the time over one read pass by input and contestant, a panel for each length, density and number
-            of threads; "sizes": the time over the length (CommLib, Fig. 6), a panel for each density, number of threads
-            and input. The pass is the dashed line.
-        only: at most five contestants; empty: the first five of `TOPK_COLOURS`.
-
-    Raises:
-        InvalidError: an unknown kind or contestant, too many of them, nothing to draw, or no matplotlib.
-    """
-    if kind not in TOPK_KINDS:
-        raise InvalidError(f"kind ({kind!r}): must be one of {', '.join(TOPK_KINDS)}")
-    kept = {
-        (topk_place(row), row["input"], row["contestant"]): row
-        for row in rows
-        if row["beside"] == "pass" and row["input"] in ORDINARY and row["contestant"] in TOPK_COLOURS
-    }
-    if not kept:
-        raise InvalidError(
-            "plot (no rows): there is nothing to draw; name results of bench topk with gauss or the like"
-        )
-    present = [name for name in TOPK_COLOURS if any(row["contestant"] == name for row in kept.values())]
-    names = selected(present, only, LINES - 1)
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for row in (row for row in kept.values() if row["contestant"] in names):
-        title = topk_place(row) if kind == "bars" else f"{topk_share(row)}, {row['input']}"
-        groups.setdefault(title, []).append(row)
-    figure, axes = panels(len(groups), 2, 6.5, 3.4, 3.0)
-    for (title, found), axis in zip(groups.items(), axes, strict=True):
-        (_topk_bars if kind == "bars" else _topk_sizes)(axis, found)
-        axis.set_title(title)
-    finish(figure, [] if only else [TOPK_NAMES[name] for name in present if name not in names], path)
-
-
-def _topk_bars(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    inputs = [name for name in ORDINARY if any(row["input"] == name for row in rows)]
-    contestants = [name for name in TOPK_COLOURS if any(row["contestant"] == name for row in rows)]
-    width = 0.85 / len(contestants)
-    for number, name in enumerate(contestants):
-        mine = [row for row in rows if row["contestant"] == name]
-        x = [inputs.index(row["input"]) + (number + 0.5) * width - 0.425 for row in mine]
-        heights = [row["x_yardstick"] for row in mine]
-        axis.bar(x, heights, width, color=TOPK_COLOURS[name], label=TOPK_NAMES[name])
-    axis.axhline(1.0, color="black", linestyle="--", linewidth=1.2, label="one prefetched read pass")
-    axis.set(yscale="log", ylabel="time over one pass")
-    axis.set_ylim(bottom=0.7 * min(1.0, *(row["x_yardstick"] for row in rows)))
-    axis.set_xticks(range(len(inputs)), inputs)
-    axis.grid(True, axis="y", linewidth=0.4, alpha=0.5)
-    axis.set_axisbelow(True)
-
-
-def _topk_sizes(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    for name, colour in TOPK_COLOURS.items():
-        points = sorted((row["elements"], row["seconds_median"]) for row in rows if row["contestant"] == name)
-        if points:
-            axis.plot(*zip(*points, strict=True), "o-", color=colour, markersize=4, label=TOPK_NAMES[name])
-    passes = {row["elements"]: row["yardstick_seconds_median"] for row in rows}
-    axis.plot(*zip(*sorted(passes.items()), strict=True), "k--", linewidth=1.2, label="one prefetched read pass")
-    axis.set(xscale="log", yscale="log", xlabel="elements", ylabel="seconds, median")
-    axis.grid(True, which="major", linewidth=0.4, alpha=0.5)

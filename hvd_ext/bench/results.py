@@ -18,25 +18,10 @@ import psutil
 from hvd_ext.errors import InvalidError
 from hvd_ext.runner.launcher import job_environment
 
-# What a file is of, and the command that writes it.
+# What a file is of.
 ALLREDUCE = "allreduce, float32, sum"
 TRAINING = "training, Keras, handwritten digits"
-TOPK = "top-k by magnitude, float32"
-SCHEDULE = "schedule, replayed steps, float32"
-STRAGGLERS = "stragglers, trained steps with sleeps"
-DATA = "data, handed over and kept"
-LARS = "LARS, norms and updates"
 BREAKDOWN = "breakdown, parts of a training step"
-COMMANDS = {
-    ALLREDUCE: "bench allreduce",
-    TRAINING: "bench training",
-    TOPK: "bench topk",
-    SCHEDULE: "bench schedule",
-    STRAGGLERS: "bench stragglers",
-    DATA: "bench data",
-    LARS: "bench lars",
-    BREAKDOWN: "bench breakdown",
-}
 # What bench allreduce measures without a plan of ours. The yardsticks do the least that an allreduce must do, the first
 # one between hosts and the second one inside a host.
 YARDSTICKS = ("tcp", "memory")
@@ -84,15 +69,16 @@ def versions() -> dict[str, str]:
     return found
 
 
-def begin_run(launcher: str, environ: Mapping[str, str] | None = None, program: str = "hvd_ext") -> dict[str, Any]:
+def begin_run(launcher: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Describe a run before it begins: date, command, launcher, machine with its load, versions, variables.
 
     Args:
         launcher: how the jobs are started, in words.
         environ: of the jobs; None for that of every job. Variables that change what is measured are kept.
-        program: the module that the user has started.
     """
     environ = job_environment() if environ is None else environ
+    module = sys.modules["__main__"].__spec__
+    program = module.name.removesuffix(".__main__") if module else "hvd_ext"
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "command": shlex.join(["python", "-m", program, *sys.argv[1:]]),
@@ -117,37 +103,29 @@ def joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
     return {**before, "runs": [*before["runs"], *after["runs"]], "rows": [*before["rows"], *later]}
 
 
-def keep(result: dict[str, Any], before: Mapping[str, Any] | None, path: Path | None) -> dict[str, Any]:
-    """Append a result to an earlier one, if there is one, and save the whole, if there is a file for it; return it."""
-    whole = joined(before, result) if before else result
-    if path is not None:
-        save(path, whole)
-    return whole
-
-
 def rows_of(paths: Iterable[Path], benchmark: str = ALLREDUCE) -> list[dict[str, Any]]:
     """Read the rows of several files, one after the other; see `load`."""
     return [row for path in paths for row in load(path, benchmark)["rows"]]
 
 
-def load(path: Path, benchmark: str = ALLREDUCE, command: str = "") -> dict[str, Any]:
+def load(path: Path, benchmark: str = ALLREDUCE) -> dict[str, Any]:
     """Read a file.
 
     Args:
         path: of the file.
         benchmark: what the file must be of.
-        command: that writes such files, for messages, if it is none of `COMMANDS`.
 
     Raises:
         InvalidError: it cannot be read, or is no result of this benchmark.
     """
-    command = command or COMMANDS[benchmark]
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InvalidError(f"file ({path}): it must be a result of {command}; it cannot be read: {error}") from error
+        raise InvalidError(
+            f'file ({path}): it must be a result of "{benchmark}"; it cannot be read: {error}'
+        ) from error
     if not isinstance(result, dict) or result.get("benchmark") != benchmark:
-        raise InvalidError(f"file ({path}): it must be a result of {command}, but it is something else")
+        raise InvalidError(f'file ({path}): it must be a result of "{benchmark}", but it is something else')
     return result
 
 
@@ -156,11 +134,6 @@ def save(path: Path, result: Mapping[str, Any]) -> None:
     half = path.with_name(path.name + ".part")
     half.write_text(text_of(result), encoding="utf-8")
     half.replace(path)
-
-
-def add(path: Path, result: Mapping[str, Any], command: str) -> None:
-    """Write a file, or add to one that is there; see `load` for the command and for what is refused."""
-    save(path, joined(load(path, result["benchmark"], command), result) if path.exists() else result)
 
 
 def text_of(result: Mapping[str, Any]) -> str:

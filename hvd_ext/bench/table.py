@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
 from hvd_ext.bench.results import YARDSTICKS, cluster_name, places, ratios
-from hvd_ext.bench.topk import NAMES as TOPK_NAMES
 from hvd_ext.bench.training_worker import parts_of
 
 NAMES = {"noop": "no-op", "mpi": "MPI_Allreduce", "horovod": "Horovod", "tcp": "tcp", "memory": "memory"}
@@ -20,18 +19,8 @@ TRAINING_NAMES = {
     "multiworker": "MultiWorkerMirroredStrategy",
 }
 ALLREDUCE_HEADINGS = (
-    "cluster",
-    "bytes",
-    "what",
-    "median",
-    "fastest",
-    "processor",
-    "x bound",
-    "x yardstick",
-    "price",
-    "x MPI",
-    "x Horovod",
-    "saving",
+    *("cluster", "bytes", "what", "median", "fastest", "processor", "x bound", "x yardstick", "price", "x MPI"),
+    *("x Horovod", "saving"),
 )
 ALLREDUCE_CAPTION = (
     "graph: inside tf.function, as in training; engine: NumPy in and out, no TensorFlow; no-op: an identity inside "
@@ -40,84 +29,15 @@ ALLREDUCE_CAPTION = (
     "faster; price: the planner's over the median; saving: of our ring's time"
 )
 TRAINING_HEADINGS = (
-    "model",
-    "cluster",
-    "what",
-    "samples/s",
-    "step",
-    "fastest",
-    "communication",
-    "bound",
-    "x Horovod",
-    "x links2",
+    *("model", "cluster", "what", "samples/s", "step", "fastest", "communication", "bound", "x Horovod", "x links2"),
 )
 TRAINING_CAPTION = (
     "medians, of the slowest rank in each step; no communication: the same step with the plain optimizer; "
     "communication: what it adds; bound: of the bytes on the hosts' links; x: samples per second over Horovod's, "
     "above 1 is faster"
 )
-TOPK_HEADINGS = (
-    "input",
-    "what",
-    "median",
-    "fastest",
-    "ns/element",
-    "x pass",
-    "CPU",
-    "x ours",
-    "picked / k",
-    "recall",
-)
-TOPK_CAPTION = (
-    "medians, data cold; x pass: paired with one prefetched read of the same data (+: with the bare addition); "
-    "CPU: the same of the processor's time; x ours: over hvd_ext.mstopk; picked: of the k asked for; recall: the share "
-    "of k that is among the largest"
-)
-SCHEDULE_HEADINGS = (
-    "cluster",
-    "model",
-    "ratio",
-    "bucketer",
-    "buckets",
-    "predicted",
-    "step",
-    "fastest",
-    "x predicted",
-    "exposed",
-    "x best",
-    "x single",
-    "late",
-)
-SCHEDULE_CAPTION = (
-    "medians of the slowest rank's steps; ratio: communication, of all gradients in one bucket and alone, over "
-    "computing; delay: results come one step late; x predicted: step over the predicted one; exposed: what "
-    "communication adds to computing; x best: step over that of the fastest bucketer but auto; x single: single's step "
-    "over this one, above 1 is faster; late: how late tensors were handed over, 99th percentile"
-)
-STRAGGLERS_HEADINGS = (
-    "cluster",
-    "workload",
-    "what",
-    "step",
-    "median",
-    "played",
-    "x full",
-    "x Horovod",
-    "x full, played",
-    "x played",
-    "active ranks",
-    "stale",
-    "loss",
-    "x full's loss",
-)
-STRAGGLERS_CAPTION = (
-    "means of the time between two steps; x: full's step, or Horovod's, over this one, above 1 is faster; played: by "
-    "the model of rounds, with the times that the ranks slept; x played: x full over the played one; active ranks: "
-    "whose gradient is on time; stale: mean rounds by which gradients come late; loss: on data that was not trained"
-)
-STRAGGLERS_NAMES = {"delay": "full, delay=1", "horovod": "Horovod"}
 # Columns of words; all others hold figures and are aligned to the right.
-LEFT = ("model", "cluster", "workload", "input", "what", "bucketer")
+LEFT = ("model", "cluster", "what")
 # Buffers below this have their processor time per call in the table: per byte it would be that of the call.
 LEAST_PER_BYTE = 65_536
 # What marks a row whose result was wrong.
@@ -174,7 +94,8 @@ def drawn(
     return table
 
 
-def _faults(rows: Iterable[Mapping[str, Any]], what: str, place: Any) -> list[str]:
+def faults_of(rows: Iterable[Mapping[str, Any]], what: str, place: Callable[[Mapping[str, Any]], str]) -> list[str]:
+    """Write a line for each wrong row, with the first thing that was wrong: "wrong WHAT: PLACE: WORDS"."""
     wrong = [row for row in rows if row["correct"] is False]
     first = [row["wrong"] if isinstance(row["wrong"], str) else row["wrong"][0] for row in wrong]
     return [f"wrong {what}: {place(row)}: {words}" for row, words in zip(wrong, first, strict=True)]
@@ -229,7 +150,7 @@ def _allreduce_place(row: Mapping[str, Any]) -> str:
 
 def faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Write a line for each wrong row of bench allreduce, with the first wrong element."""
-    return _faults(rows, "result", _allreduce_place)
+    return faults_of(rows, "result", _allreduce_place)
 
 
 def losses(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -298,7 +219,7 @@ def training_table(result: Mapping[str, Any]) -> Table:
 
 def training_faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Write a line for each wrong row of bench training."""
-    return _faults(rows, "training", lambda row: f"{training_words(row)}, {row['model']}, {cluster_name(row)} ranks")
+    return faults_of(rows, "training", lambda row: f"{training_words(row)}, {row['model']}, {cluster_name(row)} ranks")
 
 
 def trials(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -311,154 +232,3 @@ def trials(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                 f"{TRAINING_NAMES[row['algorithm']]}, {cluster_name(row)} ranks: {row['chosen']} calls ({times})"
             )
     return lines
-
-
-def topk_share(row: Mapping[str, Any]) -> str:
-    """Name a selection without its length: "k = 0.001 d, 1 thread"."""
-    return f"k = {row['density']:g} d, {row['threads']} thread" + ("" if row["threads"] == 1 else "s")
-
-
-def topk_place(row: Mapping[str, Any]) -> str:
-    """Name what a selection was of: "25,000,000 elements, k = 0.001 d, 1 thread"."""
-    return f"{row['elements']:,} elements, {topk_share(row)}"
-
-
-def topk_places(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str], list[dict[str, Any]]]:
-    """Group the rows of bench topk by run and place, in the order in which they came."""
-    found: dict[tuple[int, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        found.setdefault((row["run"], topk_place(row)), []).append(dict(row))
-    return found
-
-
-def _topk_cells(row: Mapping[str, Any]) -> list[str]:
-    beside = "" if row["beside"] == "pass" else "+ "
-    returned, recall = row["returned"], row["recall"]
-    return [
-        TOPK_NAMES[row["contestant"]] + (WRONG if row["correct"] is False else ""),
-        seconds(row["seconds_median"]),
-        seconds(row["seconds_min"]),
-        f"{row['ns_per_element']:.3g}",
-        beside + ratio(row["x_yardstick"]),
-        ratio(row["x_yardstick_cpu"]) if row["threads"] == 1 else "",
-        ratio(row["x_ours"]),
-        "" if returned is None or not row["k"] else f"{returned / row['k']:.4g}",
-        "" if recall is None else f"{recall:.4g}",
-    ]
-
-
-def topk_tables(result: Mapping[str, Any]) -> list[Table]:
-    """Draw a result of bench topk: a table for each place, with a row for each input and contestant."""
-    tables = []
-    for (_, place), rows in topk_places(result["rows"]).items():
-        lines = []
-        last = ""
-        for row in rows:
-            name = "" if row["input"] == last else row["input"]
-            last = row["input"]
-            lines.append((last, [name, *_topk_cells(row)], row["correct"] is False))
-        tables.append(drawn(f"{result['benchmark']}: {place}", TOPK_CAPTION, TOPK_HEADINGS, lines))
-    return tables
-
-
-def topk_faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Write a line for each wrong row of bench topk."""
-    return _faults(rows, "answer", lambda row: f"{TOPK_NAMES[row['contestant']]}, {row['input']}, {topk_place(row)}")
-
-
-def schedule_words(row: Mapping[str, Any]) -> str:
-    """Name a row of bench schedule: the bucketer, and which one "auto" has chosen."""
-    return row["bucketer"] if row["chosen"] in ("", row["bucketer"]) else f"{row['bucketer']} -> {row['chosen']}"
-
-
-def schedule_place(row: Mapping[str, Any]) -> str:
-    """Name what was replayed: "resnet50 x 0.0625, ratio 1"."""
-    scale = "" if row["scale"] == 1 else f" x {row['scale']:g}"
-    return f"{row['model']}{scale}, ratio {row['ratio']:.3g}"
-
-
-def schedule_table(result: Mapping[str, Any]) -> Table:
-    """Draw a result of bench schedule: a row for each cluster, model, ratio and bucketer."""
-    lines = []
-    last: Any = None
-    for row in result["rows"]:
-        place = (row["run"], row["ranks_per_host"], row["model"], row["ratio"])
-        cells = [
-            "" if last is not None and place[:2] == last[:2] else cluster_name(row),
-            "" if last is not None and place[:3] == last[:3] else f"{row['model']}, {row['bytes'] / 1e6:.1f} MB",
-            "" if place == last else f"{row['ratio']:.3g}",
-            schedule_words(row) + ("" if row["correct"] else WRONG),
-            str(len(row["buckets"])),
-            seconds(row["predicted_seconds"]),
-            seconds(row["seconds_median"]),
-            seconds(row["seconds_min"]),
-            ratio(row["x_predicted"]),
-            seconds(max(row["exposed_seconds"], 0.0)),
-            ratio(row["x_best"]),
-            ratio(row["x_single"]),
-            seconds(row["late_seconds_p99"]),
-        ]
-        lines.append((place, cells, not row["correct"]))
-        last = place
-    return drawn(result["benchmark"], SCHEDULE_CAPTION, SCHEDULE_HEADINGS, lines)
-
-
-def schedule_faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Write a line for each wrong row of bench schedule."""
-    return _faults(
-        rows, "result", lambda row: f"{schedule_words(row)}, {schedule_place(row)}, {cluster_name(row)} ranks"
-    )
-
-
-def stragglers_words(row: Mapping[str, Any]) -> str:
-    """Name a row of bench stragglers: the mode, and for how many gradients its rounds have waited at last."""
-    name = STRAGGLERS_NAMES.get(row["mode"], row["mode"])
-    return name if row["quorum"] is None else f"{name} ({row['quorum'][-1]})"
-
-
-def staleness(row: Mapping[str, Any]) -> float | None:
-    """Give the mean staleness of the gradients of a row of bench stragglers; None where all wait for all."""
-    counts = row["stale_gradients"]
-    return None if counts is None else sum(late * count for late, count in enumerate(counts)) / sum(counts)
-
-
-def stragglers_cells(row: Mapping[str, Any]) -> list[str]:
-    """Write a row of bench stragglers without its place."""
-    active, stale = row["active_ranks"], staleness(row)
-    return [
-        stragglers_words(row) + ("" if row["correct"] else WRONG),
-        seconds(row["step_seconds_mean"]),
-        seconds(row["step_seconds_median"]),
-        "" if row["played_seconds_mean"] is None else seconds(row["played_seconds_mean"]),
-        ratio(row["x_full"]),
-        ratio(row["x_horovod"]),
-        ratio(row["x_full_played"]),
-        ratio(row["x_played"]),
-        "" if active is None else f"{active:.1f}",
-        ratio(stale),
-        f"{row['loss']:.4g}",
-        f"{row['loss_over_full']:.4f}",
-    ]
-
-
-def stragglers_table(result: Mapping[str, Any]) -> Table:
-    """Draw a result of bench stragglers: a row for each cluster, workload and mode."""
-    lines = []
-    last: Any = None
-    for row in result["rows"]:
-        place = (row["run"], row["ranks_per_host"], row["workload"])
-        cells = [
-            "" if last is not None and place[:2] == last[:2] else cluster_name(row),
-            "" if place == last else row["workload"],
-            *stragglers_cells(row),
-        ]
-        lines.append((place, cells, not row["correct"]))
-        last = place
-    return drawn(result["benchmark"], STRAGGLERS_CAPTION, STRAGGLERS_HEADINGS, lines)
-
-
-def stragglers_faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Write a line for each wrong row of bench stragglers."""
-    return _faults(
-        rows, "training", lambda row: f"{stragglers_words(row)}, {row['workload']}, {cluster_name(row)} ranks"
-    )

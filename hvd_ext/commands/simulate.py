@@ -15,7 +15,7 @@ from hvd_ext.commands import simulate_rounds
 from hvd_ext.commands.app import App, table_console
 from hvd_ext.commands.plan import cluster_of, links_line, size_of
 from hvd_ext.errors import HvdExtError, InvalidError
-from hvd_ext.planning import explain as explaining, models, papers, scaling, step_times, what_if
+from hvd_ext.planning import explain as explaining, models, scaling, step_times, what_if
 from hvd_ext.planning.cost import lane
 from hvd_ext.planning.scaling import Row
 from hvd_ext.planning.step_times import StepTimes
@@ -107,16 +107,10 @@ def simulate(
         Path | None,
         typer.Option(metavar="FOLDER", help="draw where the time of a step goes, the speed-up, and one step"),
     ] = None,
-    published: Annotated[
-        bool, typer.Option("--papers", help="only print what we predict beside the figures of the papers")
-    ] = False,
 ) -> None:
     """Predict the iteration time of a model on a cluster of any size, for several ways to divide it into buckets."""
     console = table_console()
     try:
-        if published:
-            console.print(_papers_table())
-            return
         times = _times(trace, model, compute)
         if write_model is not None:
             _written(write_model, times)
@@ -338,15 +332,6 @@ def _write(path: Path | None, rows: Sequence[dict[str, object]]) -> None:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     except OSError as error:
         raise InvalidError(f"--json {path}: it cannot be written: {error.strerror or error}") from error
-
-
-def _papers_table() -> Table:
-    table = Table(title="our predictions beside the papers' figures", title_justify="left")
-    for name in papers.HEAD:
-        table.add_column(name, overflow="fold")
-    for row in papers.table():
-        table.add_row(*row)
-    return table
 
 
 def _say(console: Console, lines: Sequence[str]) -> None:

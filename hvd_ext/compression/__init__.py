@@ -1,1 +1,1 @@
-"""Top-k gradients: the options (topk, density, momentum), the selectors, and a NumPy reference."""
+"""Top-k gradients: the options (topk, density, momentum) and the selectors."""

@@ -37,7 +37,13 @@ def done(command: Sequence[str], status: int = 0, **environment: str) -> subproc
 
 
 def bench(
-    folder: Path, *words: str, before: Sequence[str] = (), status: int = 0, forked: bool = False, **more: str
+    folder: Path,
+    *words: str,
+    before: Sequence[str] = (),
+    status: int = 0,
+    forked: bool = False,
+    program: Sequence[str] = BENCH,
+    **more: str,
 ) -> tuple[Any, str]:
     """Run a benchmark.
 
@@ -47,6 +53,7 @@ def bench(
         before: the words of a launcher, or of a rehearsed cluster.
         status: the exit status that it must have.
         forked: see `jobs.forking`.
+        program: the command of which the benchmark is a part.
         more: variables of its environment.
 
     Returns:
@@ -55,7 +62,7 @@ def bench(
     path = folder / "result.json"
     if forked:
         more |= jobs.forking(folder)
-    ended = done([*before, *BENCH, *words, "--json", str(path)], status, **more)
+    ended = done([*before, *program, *words, "--json", str(path)], status, **more)
     assert before or ended.stderr == ""  # the progress is for terminals
     return json.loads(path.read_text()), ended.stdout
 

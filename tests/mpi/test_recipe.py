@@ -16,10 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import yaml
 
-from benchmarks.studies.recipe import jobs, ways
-from hvd_ext.cluster.spec import Spec
 from hvd_ext.cluster.tools import obstacle
 from tests.mpi import jobs as ranks
 
@@ -109,25 +106,3 @@ def test_all_phases_are_trained_and_a_training_that_was_stopped_goes_on_with_the
     assert seen.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_array_equal(seen[name], values, err_msg=name)
-
-
-def test_the_study_trains_with_horovod_what_the_example_trains(
-    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("horovod")
-    smoke = yaml.safe_load((ways.known.PRESETS / "smoke.yaml").read_text(encoding="utf-8"))
-    short = {**smoke, "phases": [{**smoke["phases"][0], "epochs": 1}, smoke["phases"][-1]], "deterministic": False}
-    (tmp_path / "short.yaml").write_text(yaml.safe_dump(short), encoding="utf-8")
-    monkeypatch.setattr(ways, "PRESET", str(tmp_path / "short.yaml"))
-    monkeypatch.setattr(jobs, "CLUSTER", Spec((1, 1)))
-    horovod = ways.Run(next(way for way in ways.WAYS if way.name == "horovod"), "seed")
-    said: list[str] = []
-    assert jobs.train([horovod], tmp_path, pictures, pictures, lambda run, line: said.append(line)) == []
-    found = jobs.rows(tmp_path, horovod)
-    assert [(row["pixels"], row["batch"], row["compression"]) for row in found] == [
-        (16, 24, "dense"),
-        (32, 12, "dense"),
-    ]
-    assert all(0 <= row["top1"] <= row["top5"] <= 1 for row in found)
-    assert sum(line.startswith("epoch ") for line in said) == len(found)
-    assert jobs.train([horovod], tmp_path, pictures, pictures, lambda run, line: pytest.fail("it is done")) == []

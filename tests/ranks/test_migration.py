@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvd_ext import horovod
-from hvd_ext.horovod import environment, flags
+from docs import horovod
+from docs.horovod import environment, flags
 from tests.ranks.migration import callback_rows, collectives, life_rows, training_rows
 from tests.ranks.migration.registry import CHECKS, remove_evens
 

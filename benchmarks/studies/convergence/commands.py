@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hvd_ext.bench import command
+from hvd_ext.bench import command, results
 
 
 def convergence(
@@ -25,7 +25,6 @@ def convergence(
 ) -> None:
     """Train what is missing of a study of convergence, in jobs of real ranks; then show what is finished."""
     from benchmarks.studies.convergence import jobs, plan as plans, results as told
-    from hvd_ext.bench import results
 
     failures: list[str] = []
     with command.ended_in_words("benchmarks.studies convergence"):
@@ -95,4 +94,4 @@ def plot_convergence(
 
     with command.ended_in_words("benchmarks.studies plot-convergence"):
         command.check_folder("--output", output)
-        told.draw(told.load(file), output, command.names(only))
+        told.draw(results.load(file, told.BENCHMARK), output, command.names(only))

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from benchmarks.studies.convergence.plan import Run, Study, finished
 from benchmarks.studies.markdown import table as markdown_table
-from hvd_ext.bench import results
 from hvd_ext.bench.plots import selected
 from hvd_ext.bench.table import drawn, seconds
 from hvd_ext.commands.figures import finish, panels
@@ -103,11 +102,6 @@ def _whole(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Give a curve whose last point is the accuracy on all test examples; the points before are of a part of them."""
     *before, last = found["curve"]
     return [*before, {**last, "accuracy": found["accuracy"]}]
-
-
-def load(path: Path) -> dict[str, Any]:
-    """Read a file of `collected`; refuse any other."""
-    return results.load(path, BENCHMARK, "benchmarks.studies convergence")
 
 
 def mean_curve(row: Mapping[str, Any]) -> list[tuple[int, float]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from benchmarks.studies.hitopk.names import DEFAULT
-from hvd_ext.bench import command
+from hvd_ext.bench import command, results
 
 
 def hitopk(
@@ -41,14 +40,12 @@ def hitopk(
     from benchmarks.studies.hitopk.expected import simulated
     from benchmarks.studies.hitopk.jobs import Request, measure
     from benchmarks.studies.hitopk.names import names_of
-    from hvd_ext.bench import results
     from hvd_ext.bench.expected import Cluster, cluster_of
     from hvd_ext.bench.jobs import Launcher
     from hvd_ext.topology.read import read
 
     with command.ended_in_words("benchmarks.studies hitopk"):
         start = Launcher() if topology is not None else command.launched(launcher, ranks)
-        command.check_append(append, json_file)
         if topology is not None and not simulate:
             raise typer.BadParameter("say which lengths: --simulate 25000000", param_hint="--topology")
         request = Request(
@@ -60,11 +57,8 @@ def hitopk(
             rate=command.bytes_per_second(rate),
             timeout_s=timeout,
         )
-        command.check_folder("--json", json_file)
-        before = command.kept_result(told.load, json_file, append)
-        run = results.begin_run(
-            start.describe() if topology is None else "none: simulated", program="benchmarks.studies"
-        )
+        described = start.describe() if topology is None else "none: simulated"
+        record = command.Record(told.BENCHMARK, described, json_file, append)
         notes: list[str] = []
         rows: list[dict[str, Any]] = []
         if topology is None:
@@ -81,17 +75,9 @@ def hitopk(
             for length in command.numbers("--simulate", simulate) if simulate else ():
                 priced = [simulated(cluster, name, length) for name in names_of(request.names)]
                 rows += [row for row in priced if row is not None]
-        run.update(topology=text, rate_bytes_per_second=request.rate, notes=notes)
-        result = results.result_of(run, rows, told.BENCHMARK)
-        results.keep(result, before, json_file)
-        console = command.table_console()
-        console.print(told.table(result))
+        result = record.keep(rows, topology=text, rate_bytes_per_second=request.rate, notes=notes)
         steps = told.steps_table(result)
-        if steps is not None:
-            console.print(steps)
-        wrong = told.faults(rows)
-        command.say(console, notes, wrong)
-    sys.exit(1 if wrong else 0)
+        record.end([told.table(result), *([steps] if steps else [])], notes, told.faults(rows))
 
 
 def plot_hitopk(
@@ -109,6 +95,6 @@ def plot_hitopk(
     with command.ended_in_words("benchmarks.studies plot-hitopk"):
         command.check_folder("--output", output)
         lengths = command.numbers("--elements", elements)
-        rows = [row for path in files for row in told.load(path)["rows"]]
+        rows = results.rows_of(files, told.BENCHMARK)
         rows = [row for row in rows if not lengths or row["elements"] in lengths]
         told.draw(rows, output, kind, command.names(only))

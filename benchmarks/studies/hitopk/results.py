@@ -34,11 +34,6 @@ KINDS = ("bars", "sizes", "steps")
 COLOURS = ("#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#009E73", "#CC79A7")
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Read a file of sparse sums; refuse any other."""
-    return results.load(path, BENCHMARK, "benchmarks.studies hitopk")
-
-
 def place_of(row: Mapping[str, Any]) -> str:
     """Name a row's cluster: "4 + 3", or "16 x 8" if many hosts are equal."""
     counts = row["ranks_per_host"]

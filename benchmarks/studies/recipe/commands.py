@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hvd_ext.bench import command
+from hvd_ext.bench import command, results
 
 
 def recipe(
@@ -24,7 +24,6 @@ def recipe(
     """Train what is missing of the study of the small DAWNBench recipe; then show what is finished."""
     from benchmarks.studies.recipe import jobs, results as told
     from benchmarks.studies.recipe.ways import Run, runs
-    from hvd_ext.bench import results
 
     failures: list[str] = []
     with command.ended_in_words("benchmarks.studies recipe"):

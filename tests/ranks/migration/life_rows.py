@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext import horovod
+from docs import horovod
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import unsupported as refusals
 from tests.ranks.migration.registry import check, evens, every, mine, named, refused, same

@@ -1,4 +1,4 @@
-"""The checks of the rows of the table of migration: each row of hvd_ext.horovod has one, by Horovod's name."""
+"""The checks of the rows of the table of migration: each row of docs.horovod has one, by Horovod's name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hvd_ext as hvd
-from hvd_ext import horovod
+from docs import horovod
 from hvd_ext.errors import InvalidError
 from tests.ranks import numbers
 

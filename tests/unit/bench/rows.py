@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hvd_ext.bench.topk import beside_ours, summary
 from hvd_ext.bench.training import against
 
 KEPT = Path(__file__).parents[3] / "benchmarks" / "results"
@@ -81,34 +80,3 @@ def training_rows(*hosts: int) -> list[dict[str, Any]]:
     """Make the rows of five contestants on a cluster."""
     times = {"compute": 0.25, "auto": 1.0, "ring": 1.5, "horovod": 2.0, "horovod-links2": 1.8}
     return against([training_row(name, step_s, hosts) for name, step_s in times.items()])
-
-
-def topk_row(contestant: str, samples: list[float], yardsticks: list[float], **more: Any) -> dict[str, Any]:
-    """Make a row of bench topk."""
-    raw = {
-        "contestant": contestant,
-        "beside": "add" if contestant in ("feedback", "separate") else "pass",
-        "input": "gauss",
-        "elements": 25_000_000,
-        "density": 0.001,
-        "k": 25_000,
-        "threads": 1,
-        "returned": 25_000,
-        "recall": 1.0,
-        "correct": True,
-        "wrong": "",
-        "rounds": list(range(len(samples))),
-        "samples": samples,
-        "yardstick_samples": yardsticks,
-        "cpu_samples": [2 * seconds for seconds in samples],
-        "cpu_yardstick_samples": yardsticks,
-        **more,
-    }
-    return {"run": 0, **raw, **summary(raw)}
-
-
-def topk_rows(**more: Any) -> list[dict[str, Any]]:
-    """Make rows: ours at 1.1 passes, error feedback at 1.2 additions; Algorithm 1 at 49.5 and NumPy at 22 passes."""
-    passes = [0.25, 0.5, 0.25]
-    times = {"exact": 1.1, "feedback": 1.2, "algorithm1": 49.5, "numpy": 22.0}
-    return beside_ours([topk_row(name, [x * one for one in passes], passes, **more) for name, x in times.items()])

@@ -10,17 +10,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import hvd_ext.bench
-from benchmarks.studies.__main__ import app as studies
-from benchmarks.studies.convergence import results as convergence
-from benchmarks.studies.hitopk import results as hitopk
-from hvd_ext.bench import breakdown, data_plot, plots, results, schedule_plot, stragglers_plot
-from hvd_ext.bench.data_goals import CPU
-from hvd_ext.bench.stragglers_worker import MODES
+from hvd_ext.bench import breakdown, plots, results
+from hvd_ext.bench.cli import app
 from hvd_ext.commands import figures
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning import registry
-from tests.unit.bench.rows import KEPT, row, topk_rows, training_row, training_rows
+from tests.unit.bench.rows import KEPT, row, training_row, training_rows
 from tests.unit.drawing import assert_colours_differ, assert_readable
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: python -m pip install matplotlib")
@@ -29,18 +24,11 @@ PNG = b"\x89PNG\r\n"
 COMMANDS = {
     "plot": ("allreduce_nine", True),
     "plot-training": ("training_horovod", False),
-    "plot-topk": ("topk_sweep", True),
-    "plot-schedule": ("schedule", True),
-    "plot-stragglers": ("stragglers", True),
-    "plot-data": ("data", True),
     "plot-breakdown": ("breakdown", False),
-    "plot-hitopk": ("hitopk", True),
-    "plot-convergence": ("convergence", True),
 }
 
 
 def drawn_by(command: str, name: str, path: Path, *options: str) -> Any:
-    app = studies if command in ("plot-hitopk", "plot-convergence") else hvd_ext.bench.app
     return CliRunner().invoke(app, [command, str(KEPT / f"{name}.json"), "--output", str(path), *options])
 
 
@@ -54,8 +42,7 @@ def test_plots_of_kept_results_have_few_lines_and_titles_that_fit(
     assert done.exit_code == 0, done.output
     (figure,) = seen
     assert figure.get_supxlabel().startswith("not drawn: ") == left_out
-    if command != "plot-data":  # whose only panel needs no title
-        assert_readable(figure)
+    assert_readable(figure)
     assert (tmp_path / "x.png").read_bytes().startswith(PNG)
 
 
@@ -66,35 +53,19 @@ def test_every_command_that_draws_can_be_told_what(command: str, tmp_path: Path)
     assert "only ('nobody'): must be one of the names in the file" in done.output
 
 
-def test_every_contestant_has_a_colour_and_no_two_of_a_plot_have_the_same() -> None:
+def test_every_algorithm_has_a_colour_and_no_two_have_the_same() -> None:
     assert_colours_differ(
         {
             "allreduce": [colour for colour, _ in plots.STYLES.values()],
-            "top-k": list(plots.TOPK_COLOURS.values()),
             "bucketers": [colour for colour, _ in figures.BUCKETERS.values()],
-            "modes": list(stragglers_plot.COLOURS.values()),
-            "data": list(data_plot.COLOURS.values()),
-            "sparse sums": list(hitopk.COLOURS),
-            "convergence": ["#000000", *convergence.COLOURS],
         }
     )
     assert set(registry.names()) <= set(plots.STYLES)
-    assert set(stragglers_plot.COLOURS) == {*MODES, "horovod"} - {"full"}
 
 
 @pytest.mark.parametrize(
     ("draw", "rows"),
-    [
-        (plots.draw_allreduce, []),
-        (plots.draw_training, [training_row("compute")]),
-        (plots.draw_topk, topk_rows(input="nan")),
-        (schedule_plot.draw_schedule, []),
-        (stragglers_plot.draw_stragglers, [{"mode": "full"}]),
-        (data_plot.draw_data, [{"part": "hits", "quantity": CPU, "place": "x", "contestant": "cache", "median": 1}]),
-        (breakdown.draw, []),
-        (lambda rows, path: hitopk.draw(rows, path, "steps"), []),
-        (lambda rows, path: convergence.draw({"rows": rows}, path), []),
-    ],
+    [(plots.draw_allreduce, []), (plots.draw_training, [training_row("compute")]), (breakdown.draw, [])],
 )
 def test_a_plot_of_nothing_is_refused(draw: Callable[..., None], rows: list[Any], tmp_path: Path) -> None:
     with pytest.raises(InvalidError, match="nothing to draw"):
@@ -105,7 +76,7 @@ def test_a_plot_of_nothing_is_refused(draw: Callable[..., None], rows: list[Any]
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({}))
     arguments = ["plot", str(tmp_path / "a.json"), "--output", str(tmp_path / "x.png")]
-    done = CliRunner().invoke(hvd_ext.bench.app, arguments)
+    done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 1
     assert "must be a result" in done.output
 
@@ -175,7 +146,7 @@ def test_several_files_become_one_plot(tmp_path: Path, seen: list[Any]) -> None:
     for name, hosts in (("a", (2, 2)), ("b", (4, 4))):
         results.save(tmp_path / f"{name}.json", results.result_of({}, allreduces(1_000_000, hosts=hosts)))
     files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
-    done = CliRunner().invoke(hvd_ext.bench.app, ["plot", *files, "--output", str(tmp_path / "x.png")])
+    done = CliRunner().invoke(app, ["plot", *files, "--output", str(tmp_path / "x.png")])
     assert done.exit_code == 0, done.output
     assert ticks_of(seen[0].axes[0]) == ["2 + 2", "4 + 4"]
 
@@ -220,38 +191,3 @@ def test_bars_of_training_are_the_time_of_an_epoch_by_cluster_and_the_later_row_
     of_auto = [1797 / (4 * 64) * 0.5, 1797 / (5 * 64), 1797 / (6 * 64)]
     assert sorted(bars_of(axis)["auto"]) == pytest.approx(sorted(of_auto))
     assert max(bars_of(axis)["computation of it"]) == pytest.approx(1797 / (4 * 64) * 0.25)
-
-
-def test_selections_have_bars_beside_the_pass_or_lines_over_the_length(tmp_path: Path, seen: list[Any]) -> None:
-    rows = [*topk_rows(), *topk_rows(input="laplace"), *topk_rows(input="nan")]
-    plots.draw_topk(rows, tmp_path / "x.png")
-    (axis,) = seen[0].axes
-    assert bars_of(axis)["hvd_ext.mstopk"] == pytest.approx([1.1, 1.1])
-    assert "hvd_ext.topk_error_feedback" not in bars_of(axis)  # it stands beside another yardstick
-    sizes = [one for elements in (1, 2, 3) for one in topk_rows(elements=elements)]
-    plots.draw_topk(sizes, tmp_path / "x.png")
-    assert len(seen[1].axes) == 3
-    plots.draw_topk(sizes, tmp_path / "x.png", "sizes")
-    (axis,) = seen[2].axes
-    assert lines_of(axis)["hvd_ext.mstopk"] == pytest.approx([0.275] * 3)
-    assert lines_of(axis)["one prefetched read pass"] == [0.25] * 3
-    for draw in (plots.draw_topk, hitopk.draw):
-        with pytest.raises(InvalidError, match=r"kind \('pie'\): must be one of"):
-            draw(sizes, tmp_path / "x.png", "pie")
-
-
-def test_bars_of_data_are_over_a_copy_of_the_same_bytes(tmp_path: Path, seen: list[Any]) -> None:
-    times: dict[str, dict[str, float]] = {
-        "27.6 kB": {"memcpy": 4, "datacache": 6, "decode": 1000},
-        "3.1 kB": {"memcpy": 0.5, "datacache": 3},
-    }
-    rows = [
-        {"part": "hits", "quantity": CPU, "place": place, "contestant": name, "median": 1e-6 * micros}
-        for place, contestants in times.items()
-        for name, micros in contestants.items()
-    ]
-    data_plot.draw_data(rows, tmp_path / "x.png")
-    (axis,) = seen[0].axes
-    assert ticks_of(axis) == ["27.6 kB", "3.1 kB"]
-    assert bars_of(axis)["DataCache"] == pytest.approx([1.5, 6])
-    assert bars_of(axis)["decode from disk"] == pytest.approx([250])

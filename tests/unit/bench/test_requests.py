@@ -11,26 +11,9 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-import hvd_ext.bench
-from benchmarks.studies.__main__ import app as studies
-from benchmarks.studies.hitopk.jobs import Request as Sums
-from hvd_ext.bench import (
-    allreduce,
-    breakdown,
-    breakdown_worker,
-    data,
-    data_worker,
-    lars,
-    lars_worker,
-    sampling,
-    schedule,
-    stragglers,
-    topk,
-    training,
-    training_worker,
-)
+from hvd_ext.bench import allreduce, breakdown, breakdown_worker, sampling, training, training_worker
+from hvd_ext.bench.cli import app
 from hvd_ext.bench.jobs import Launcher, choose, place, rotated, wanted
-from hvd_ext.commands.app import App
 from hvd_ext.errors import InvalidError
 
 # By the request of a benchmark: what its call needs, and what makes it wrong with words of the message.
@@ -58,68 +41,6 @@ REFUSED: dict[Any, tuple[dict[str, Any], list[tuple[dict[str, Any], str]]]] = {
             ({"timeout_s": 0}, r"timeout \(0\)"),
         ],
     ),
-    data.Request: (
-        {},
-        [
-            ({"parts": ("disk",)}, r"part \('disk'\): must be one of"),
-            ({"parts": ("hits", "hits")}, "named only once"),
-            ({"parts": ()}, "must name at least one"),
-            ({"repetitions": 0}, r"repetitions \(0\)"),
-            ({"scale": 0.0}, r"scale \(0\)"),
-            ({"timeout_s": 0.0}, r"timeout \(0\)"),
-        ],
-    ),
-    lars.Request: (
-        {},
-        [
-            ({"models": ("lenet",)}, r"model \('lenet'\): must be one of resnet50, transformer"),
-            ({"parts": ()}, r"parts \(\): name at least one"),
-            ({"parts": ("pto", "pto")}, r"parts \(pto, pto\): name at least one, and each only once"),
-            ({"ranks": (0,)}, r"ranks \(0\): must be at least 1"),
-            ({"threads": 0}, r"threads \(0\): must be at least 1"),
-            ({"timeout_s": 0.0}, r"timeout \(0\): must be above 0"),
-        ],
-    ),
-    schedule.Request: (
-        {"models": ("resnet50",)},
-        [
-            ({"models": ()}, "at least one"),
-            ({"bucketers": ("best",)}, "'best'.*auto.*single"),
-            ({"bucketers": ("by_groups",)}, "'by_groups'"),
-            ({"bucketers": ("auto", "auto")}, "'auto'.*once"),
-            ({"algorithm": "rings"}, "'rings'.*auto.*ring"),
-            ({"ratios": (float("nan"),)}, r"ratio \(nan\)"),
-            ({"scale": 0.0}, r"scale \(0\)"),
-            ({"ranks": (0,)}, r"ranks \(0\)"),
-            ({"repetitions": 0}, r"repetitions \(0\)"),
-            ({"timeout_s": 0.0}, r"timeout \(0\)"),
-        ],
-    ),
-    stragglers.Request: (
-        {},
-        [
-            ({"workloads": ()}, "at least one"),
-            ({"modes": ("none",)}, "'none'.*full, solo, majority, quorum, auto, delay, horovod"),
-            ({"modes": ("solo", "solo")}, "'solo'.*once"),
-            ({"steps": 1}, r"steps \(1\).*one for each repetition"),
-            ({"repetitions": 0}, r"repetitions \(0\)"),
-            ({"ranks": (1,)}, r"ranks \(1\)"),
-            ({"timeout_s": 0.0}, r"timeout \(0\)"),
-        ],
-    ),
-    topk.Request: (
-        {},
-        [
-            ({"inputs": ("cauchy",)}, r"input \('cauchy'\).*gauss.*sparse"),
-            ({"contestants": ("tf", "tf")}, "contestants.*once"),
-            ({"densities": ()}, "densities: name at least one"),
-            ({"densities": (0.0,)}, r"density \(0\)"),
-            ({"elements": (2**31,)}, r"elements \(2147483648\)"),
-            ({"threads": (2, 0)}, r"threads \(0\)"),
-            ({"repetitions": 0}, r"repetitions \(0\)"),
-            ({"timeout_s": -1.0}, r"timeout \(-1\)"),
-        ],
-    ),
     training.Request: (
         {},
         [
@@ -133,15 +54,6 @@ REFUSED: dict[Any, tuple[dict[str, Any], list[tuple[dict[str, Any], str]]]] = {
             ({"buckets": ("wfbp",), "options": {"buckets": "auto"}}, "say --buckets"),
             ({"options": {"algorithm": "ring"}}, "say --algorithms"),
             ({"options": {"compression": "fp8"}}, "compression"),
-        ],
-    ),
-    Sums: (
-        {"elements": (10,), "names": ("ring",)},
-        [
-            ({"names": ()}, "at least one"),
-            ({"names": ("ring", "ring")}, "once"),
-            ({"elements": (0,)}, "elements, ranks: each must be at least 1"),
-            ({"repetitions": 0}, "repetitions, seconds per row, timeout"),
         ],
     ),
 }
@@ -168,16 +80,12 @@ COMMANDS = [
     ("allreduce --rate fast", "100mbit"),
     ("allreduce --launcher 'mpirun -np 2' --ranks 2", "launcher says"),
     ("allreduce --launcher mpirun\\ \\'x", "command line"),
-    ("data --parts hits,disks", "must be one of hits"),
-    ("schedule --scale 1/0", "1/16"),
-    ("schedule --scale quarter", "1/16"),
-    ("topk --densities few", "must be numbers"),
 ]
 
 
 @pytest.mark.parametrize(("line", "words"), COMMANDS)
 def test_a_command_refuses_in_words_before_it_starts_anything(line: str, words: str) -> None:
-    result = CliRunner().invoke(hvd_ext.bench.app, line, env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, line, env={"COLUMNS": "200"})
     assert result.exit_code != 0
     assert words in " ".join(result.output.split())
 
@@ -185,13 +93,12 @@ def test_a_command_refuses_in_words_before_it_starts_anything(line: str, words: 
 def test_a_file_that_is_no_result_is_not_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text("mine")
-    result = CliRunner().invoke(hvd_ext.bench.app, ["allreduce", "--append", "--json", str(path)])
+    result = CliRunner().invoke(app, ["allreduce", "--append", "--json", str(path)])
     assert result.exit_code == 1
     assert path.read_text() == "mine"
 
 
-@pytest.mark.parametrize("app", [hvd_ext.bench.app, studies], ids=["bench", "studies"])
-def test_a_command_that_a_launcher_starts_on_all_ranks_is_done_by_rank_0_alone(app: App) -> None:
+def test_a_command_that_a_launcher_starts_on_all_ranks_is_done_by_rank_0_alone() -> None:
     names = list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     assert len(names) > 4
     for name in names:
@@ -202,7 +109,7 @@ def test_a_command_that_a_launcher_starts_on_all_ranks_is_done_by_rank_0_alone(a
 
 def test_a_rank_that_knows_no_launcher_says_what_to_do() -> None:
     environment = {"OMPI_COMM_WORLD_RANK": "0", "HVD_EXT_LAUNCHER": ""}
-    result = CliRunner().invoke(hvd_ext.bench.app, ["allreduce"], env=environment)
+    result = CliRunner().invoke(app, ["allreduce"], env=environment)
     assert result.exit_code == 1
     assert "--launcher" in result.output
 
@@ -221,17 +128,13 @@ def test_a_launcher_is_read_as_a_shell_reads_it_and_has_its_own_number_of_ranks(
     assert launcher.describe() == "python -m x 'a b' --"
     assert Launcher().describe() == "mpirun on this host"
     assert Launcher("python -m hvd_ext.cluster.launch file --").describe() == "python -m hvd_ext.cluster.launch"
-    assert (lars.Request().jobs(Launcher()), lars.Request().jobs(launcher)) == ((1, 2, 4), (None,))
     with pytest.raises(InvalidError, match="blank"):
         Launcher("  ")
 
 
 TASKS: list[Any] = [
     breakdown_worker.Task("folder", ("dense",), (32, 96), 16, 32, 5, 3),
-    data_worker.Task("hits", "folder", 0.25, 3, ("memcpy", "cache"), {"side": 32}),
-    lars_worker.Task("folder", ("resnet50",), (lars_worker.NORMS, lars_worker.PTO), 7, 3, 1),
     sampling.Task("folder", ("graph", "eager"), False),
-    topk.Request(inputs=("gauss", "nan"), densities=(0.01,)).task(Path("folder"), 1),
     training_worker.Task("folder", "cnn", 3, 5, {"OMPI_MCA_btl_tcp_links": "2"}),
 ]
 
@@ -287,37 +190,8 @@ def test_turns_divide_the_steps_none_is_empty_and_another_contestant_is_first_in
         turns = [request.steps_of(repetition) for repetition in range(repetitions)]
         assert sum(turns) == steps
         assert max(turns) - min(turns) <= 1 <= min(turns)
-    assert [stragglers.Request(steps=7, repetitions=3).first_of(number) for number in range(4)] == [0, 2, 4, 7]
     assert [rotated("abc", by) for by in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
     assert rotated([], 2) == []
-
-
-def test_full_is_always_measured_and_first() -> None:
-    assert stragglers.Request(modes=("solo", "horovod", "full")).ours == ("full", "solo")
-    assert stragglers.Request(modes=("horovod",)).ours == ("full",)
-
-
-def test_hard_inputs_and_several_threads_have_fewer_contestants(tmp_path: Path) -> None:
-    request = topk.Request(inputs=("gauss", "nan"), threads=(1, 2), densities=(0.01,))
-    one, two = request.task(tmp_path, 1), request.task(tmp_path, 2)
-    assert set(one.contestants["gauss"]) == set(topk.NAMES)
-    assert set(one.contestants["nan"]) == set(topk.FOR_HARD)
-    assert set(two.contestants["gauss"]) == set(topk.NAMES) - set(topk.ONE_THREAD)
-    assert request.groups() == 4
-
-
-def test_a_small_data_set_is_a_part_of_the_large_one_but_two_batches() -> None:
-    task = data_worker.Task("hits", "folder", 0.25, 3, ("memcpy",), {})
-    assert (task.count(1000, 10), task.count(10, 10)) == (250, 20)
-
-
-def test_what_is_not_installed_is_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(data.PACKAGES, "grain", ("no_such_package", "Grain is left out"))
-    request = data.Request(parts=("hits",), contestants=("memcpy", "grain"))
-    assert request.of("hits") == ("memcpy",)
-    assert request.notes() == ["Grain is left out"]
-    assert data.Request(parts=("half",)).notes() == []
-    assert len(data.Request(parts=("half",), scale=0.5).notes()) == 1
 
 
 def test_a_training_with_peers_that_are_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

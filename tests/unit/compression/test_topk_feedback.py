@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext
-from hvd_ext.compression import reference
 from hvd_ext.errors import InvalidError
+from tests.unit.compression import reference
 
 
 def random(elements: int, seed: int) -> np.ndarray:

@@ -10,8 +10,9 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext
-from hvd_ext.compression import reference, selectors
+from hvd_ext.compression import selectors
 from hvd_ext.errors import InvalidError
+from tests.unit.compression import reference
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 HEADER = Path(__file__).resolve().parents[3] / "tf_ops" / "kernels" / "topk.h"

@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import hvd_ext as hvd
-from hvd_ext.planning import papers
+from docs import papers
 from hvd_ext.topology import presets
 from hvd_ext.topology.tree import SHARED_MEMORY, Link
 from tests.unit.data.caching import CLASSES, write_pictures
@@ -152,7 +152,7 @@ def test_through_host_memory_only_the_links_inside_hosts_change() -> None:
     assert prices[True].communication_s > prices[False].communication_s + copied_s
 
 
-def test_a_dry_run_of_the_original_prints_phases_money_and_the_papers_figures(tmp_path: Path) -> None:
+def test_a_dry_run_of_the_original_prints_phases_and_money_as_the_page_has_them(tmp_path: Path) -> None:
     console, path = Console(width=200, record=True, file=io.StringIO()), tmp_path / "price.json"
     original = settings.read("dawnbench")
     price.dry_run(original, PAPER, console, price_per_hour=36.0, json_file=path)
@@ -160,7 +160,6 @@ def test_a_dry_run_of_the_original_prints_phases_money_and_the_papers_figures(tm
     assert found["money"] == pytest.approx(found["seconds"] * 16 * 36 / 3600)
     assert f"{found['money']:.2f}" in shown and f"{found['seconds']:.1f}" in shown
     figures = [figure.cells() for figure in papers.table_4()]
-    assert all(cells[2] in shown for cells in figures)
     # the table of the page
     through = price.predict(original, price.cluster(PAPER), 1_281_167, host_memory=True)
     for number, ours in enumerate(found["phases"]):

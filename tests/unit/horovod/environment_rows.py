@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from docs.horovod import flags
 from hvd_ext import options
 from hvd_ext.errors import InvalidError
-from hvd_ext.horovod import flags
 from hvd_ext.job import launch
 from hvd_ext.options import environment as variables
 from tests.ranks.migration.registry import check

@@ -8,9 +8,9 @@ import inspect
 import pytest
 
 import hvd_ext
-from hvd_ext import horovod
-from hvd_ext.horovod import environment, flags
-from hvd_ext.horovod.row import OTHER, REFUSED, SAME, Row
+from docs import horovod
+from docs.horovod import environment, flags
+from docs.horovod.row import OTHER, REFUSED, SAME, Row
 from tests.ranks.migration import callback_rows, collectives, life_rows, training_rows
 from tests.ranks.migration.registry import CHECKS
 from tests.unit.horovod import environment_rows, horovod_api

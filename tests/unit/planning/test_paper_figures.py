@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_ext.planning import papers
-from hvd_ext.planning.papers import CASES, Figure, case_of, case_s, one_tensor_a_layer
+from docs import papers
+from docs.papers import CASES, Figure, case_of, case_s, one_tensor_a_layer
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,126 @@
+"""The plots of the studies: files that are written, and what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.studies.__main__ import app
+from benchmarks.studies.convergence import results as convergence
+from benchmarks.studies.data import results as data
+from benchmarks.studies.data.goals import CPU
+from benchmarks.studies.hitopk import results as hitopk
+from benchmarks.studies.schedule import results as schedule
+from benchmarks.studies.stragglers import results as stragglers
+from benchmarks.studies.stragglers.worker import MODES
+from benchmarks.studies.topk import results as topk
+from benchmarks.tests.rows import topk_rows
+from hvd_ext.commands import figures
+from hvd_ext.errors import InvalidError
+from tests.unit.bench.rows import KEPT
+from tests.unit.bench.test_plots import bars_of, lines_of, ticks_of
+from tests.unit.drawing import assert_colours_differ, assert_readable
+
+pytest.importorskip("matplotlib", reason="needs matplotlib: python -m pip install matplotlib")
+# By command: a kept result with more contestants than a panel may show.
+COMMANDS = {
+    "plot-topk": "topk_sweep",
+    "plot-schedule": "schedule",
+    "plot-stragglers": "stragglers",
+    "plot-data": "data",
+    "plot-hitopk": "hitopk",
+    "plot-convergence": "convergence",
+}
+
+
+def drawn_by(command: str, path: Path, *options: str) -> Any:
+    return CliRunner().invoke(app, [command, str(KEPT / f"{COMMANDS[command]}.json"), "--output", str(path), *options])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_plots_of_kept_results_have_few_lines_and_titles_that_fit(
+    command: str, tmp_path: Path, seen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "DPI", 30)  # quicker
+    done = drawn_by(command, tmp_path / "x.png")
+    assert done.exit_code == 0, done.output
+    (figure,) = seen
+    assert figure.get_supxlabel().startswith("not drawn: ")
+    if command != "plot-data":  # whose only panel needs no title
+        assert_readable(figure)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_draws_can_be_told_what(command: str, tmp_path: Path) -> None:
+    done = drawn_by(command, tmp_path / "x.png", "--only", "nobody")
+    assert done.exit_code == 1
+    assert "only ('nobody'): must be one of the names in the file" in done.output
+
+
+def test_every_contestant_has_a_colour_and_no_two_of_a_plot_have_the_same() -> None:
+    assert_colours_differ(
+        {
+            "top-k": list(topk.COLOURS.values()),
+            "modes": list(stragglers.COLOURS.values()),
+            "data": list(data.COLOURS.values()),
+            "sparse sums": list(hitopk.COLOURS),
+            "convergence": ["#000000", *convergence.COLOURS],
+        }
+    )
+    assert set(stragglers.COLOURS) == {*MODES, "horovod"} - {"full"}
+
+
+@pytest.mark.parametrize(
+    ("draw", "rows"),
+    [
+        (topk.draw, topk_rows(input="nan")),
+        (schedule.draw, []),
+        (stragglers.draw, [{"mode": "full"}]),
+        (data.draw, [{"part": "hits", "quantity": CPU, "place": "x", "contestant": "cache", "median": 1}]),
+        (lambda rows, path: hitopk.draw(rows, path, "steps"), []),
+        (lambda rows, path: convergence.draw({"rows": rows}, path), []),
+    ],
+)
+def test_a_plot_of_nothing_is_refused(draw: Callable[..., None], rows: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(InvalidError, match="nothing to draw"):
+        draw(rows, tmp_path / "x.png")
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_selections_have_bars_beside_the_pass_or_lines_over_the_length(tmp_path: Path, seen: list[Any]) -> None:
+    rows = [*topk_rows(), *topk_rows(input="laplace"), *topk_rows(input="nan")]
+    topk.draw(rows, tmp_path / "x.png")
+    (axis,) = seen[0].axes
+    assert bars_of(axis)["hvd_ext.mstopk"] == pytest.approx([1.1, 1.1])
+    assert "hvd_ext.topk_error_feedback" not in bars_of(axis)  # it stands beside another yardstick
+    sizes = [one for elements in (1, 2, 3) for one in topk_rows(elements=elements)]
+    topk.draw(sizes, tmp_path / "x.png")
+    assert len(seen[1].axes) == 3
+    topk.draw(sizes, tmp_path / "x.png", "sizes")
+    (axis,) = seen[2].axes
+    assert lines_of(axis)["hvd_ext.mstopk"] == pytest.approx([0.275] * 3)
+    assert lines_of(axis)["one prefetched read pass"] == [0.25] * 3
+    for draw in (topk.draw, hitopk.draw):
+        with pytest.raises(InvalidError, match=r"kind \('pie'\): must be one of"):
+            draw(sizes, tmp_path / "x.png", "pie")
+
+
+def test_bars_of_data_are_over_a_copy_of_the_same_bytes(tmp_path: Path, seen: list[Any]) -> None:
+    times: dict[str, dict[str, float]] = {
+        "27.6 kB": {"memcpy": 4, "datacache": 6, "decode": 1000},
+        "3.1 kB": {"memcpy": 0.5, "datacache": 3},
+    }
+    rows = [
+        {"part": "hits", "quantity": CPU, "place": place, "contestant": name, "median": 1e-6 * micros}
+        for place, contestants in times.items()
+        for name, micros in contestants.items()
+    ]
+    data.draw(rows, tmp_path / "x.png")
+    (axis,) = seen[0].axes
+    assert ticks_of(axis) == ["27.6 kB", "3.1 kB"]
+    assert bars_of(axis)["DataCache"] == pytest.approx([1.5, 6])
+    assert bars_of(axis)["decode from disk"] == pytest.approx([250])

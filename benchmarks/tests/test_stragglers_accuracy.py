@@ -1,0 +1,116 @@
+"""Tests of training by replay: who is included decides what is learnt, and nothing else does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.studies.convergence.data import Data, Split
+from benchmarks.studies.stragglers import accuracy as study
+from hvd_ext.simulation.rounds import Rules, play
+
+
+@pytest.fixture(scope="module")
+def data():
+    random = np.random.default_rng(3)
+    splits = [
+        Split(random.integers(0, 256, (count, 32, 32, 3)).astype(np.uint8), random.integers(0, 4, (count, 3), np.int32))
+        for count in (3 * study.RANKS * study.BATCH, 40)
+    ]
+    return Data(*splits, digest="0" * 16)
+
+
+def learnt(data, mode, epochs=2):
+    task, seen = study.Images(data, seed=1), []
+    arrived = study.played(mode, task.steps_per_epoch, epochs).arrived
+
+    def tell(number, weights):
+        seen.append([one.copy() for one in weights])
+
+    if mode.lost:
+        study.overwritten(
+            arrived, task.begin(), task.gradient, mode.rate, task.steps_per_epoch if mode.copied else 0, tell
+        )
+    else:
+        study.kept(arrived, task.begin(), task.gradient, mode.rate, mode.rules.delay, tell)
+    return seen
+
+
+def test_full_rounds_learn_what_plain_training_on_the_joined_batch_learns(data):
+    task = study.Images(data, seed=1)
+    learner = study.Learner(task.begin(), 6, 0.2)
+    for step in range(1, 7):
+        mean = task.gradient(learner.weights, step, range(study.RANKS)) / np.float32(study.RANKS)
+        learner.apply(mean, step)
+    np.testing.assert_array_equal(learnt(data, study.MODES[0])[-1][0], learner.weights)
+
+
+def test_the_gradient_of_joined_batches_is_the_sum_of_the_ranks(data):
+    task = study.Images(data, seed=1)
+    weights = task.begin()
+    own = sum(task.gradient(weights, 2, [rank]) for rank in range(study.RANKS))
+    np.testing.assert_allclose(task.gradient(weights, 2, range(study.RANKS)), own, rtol=1e-3, atol=1e-4)
+
+
+def test_overwritten_results_of_full_rounds_are_those_of_full_rounds(data):
+    kept = learnt(data, study.MODES[0])[-1][0]
+    for own in learnt(data, study.Mode("", Rules(), lost=True))[-1]:
+        np.testing.assert_allclose(own, kept, rtol=1e-2, atol=1e-4)
+
+
+def applied(mode, steps=60):
+    """The sums that rounds apply, of gradients that are integers and depend on rank and step alone."""
+    means, before = [], np.zeros(1, np.float32)
+
+    def gradient(weights, step, ranks):
+        return np.array([sum(8 * (1000 * rank + step) for rank in ranks)], np.float32)
+
+    class Sum(study.Learner):
+        def apply(self, mean, number):
+            means.append(float(mean[0]))
+
+    arrived = play(study.skewed_s(steps), mode.rules, flushed=[steps]).arrived
+    return arrived, gradient, means, before, Sum
+
+
+@pytest.mark.parametrize("mode", [mode for mode in study.MODES if not mode.lost], ids=str)
+def test_all_gradients_are_applied_once(mode, monkeypatch):
+    steps = 60
+    arrived, gradient, means, before, summing = applied(mode, steps)
+    monkeypatch.setattr(study, "Learner", summing)
+    study.kept(arrived, before, gradient, mode.rate, mode.rules.delay, lambda number, weights: None)
+    assert sum(means) == sum(1000 * rank + step for rank in range(study.RANKS) for step in range(1, steps + 1))
+
+
+def test_a_delayed_step_computes_at_the_weights_before_the_last_result(monkeypatch):
+    asked = []
+
+    def gradient(weights, step, ranks):
+        asked.append((step, float(weights[0])))
+        return np.full(1, study.RANKS, np.float32)
+
+    class Count(study.Learner):
+        def apply(self, mean, number):
+            self.weights = self.weights + mean
+
+    monkeypatch.setattr(study, "Learner", Count)
+    arrived = play(study.skewed_s(5), Rules(delay=1)).arrived
+    study.kept(arrived, np.zeros(1, np.float32), gradient, 0.2, 1, lambda number, weights: None)
+    assert asked == [(1, 0), (2, 0), (3, 1), (4, 2), (5, 3)]
+
+
+def test_weights_drift_apart_where_results_are_overwritten_and_copies_end_it(data):
+    drifting = learnt(data, study.Mode("", Rules("solo"), lost=True), epochs=3)[-1]
+    assert any((one != drifting[0]).any() for one in drifting)
+    copied = learnt(data, study.Mode("", Rules("solo"), lost=True, copied=True), epochs=3)[-1]
+    assert all((one == copied[0]).all() for one in copied)
+
+
+def test_the_table_has_a_row_for_each_mode():
+    trained = [
+        {"accuracies": [0.5, share], "times_s": [2.0, 4.0], "active": 8.0, "staleness": 0.0} for share in (0.8, 0.9)
+    ]
+    full = study.row_of(study.MODES[0], trained, None)
+    faster = [{**one, "times_s": [1.0, 2.0]} for one in trained]
+    text = study.markdown({"rows": [full, study.row_of(study.MODES[3], faster, full)]})
+    assert "| 0.2 | solo | 85.00% | 7.07 | +0.00 | 2.00 | 8.0 | 0.00 |" in text
