@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -160,7 +161,10 @@ def run(
         path = shutil.which(launcher[0]) or launcher[0]
         command = [path, *launcher[1:], "-np", str(ranks), *hosts, *command]
     log = folder / "launcher.txt"
-    with log.open("wb") as output:
+    # Launchers that start at the same moment fail at times where they make their folder in one place (Open MPI 4.1).
+    session = tempfile.TemporaryDirectory(prefix="mpi-", ignore_cleanup_errors=True)
+    values["OMPI_MCA_orte_tmpdir_base"] = session.name
+    with session, log.open("wb") as output:
         process = subprocess.Popen(
             command,
             env=values,
