@@ -75,7 +75,7 @@ def work(folder: Path, buckets: str, steps: int) -> None:
         took_s.append(time.perf_counter() - begin)
         if hvd.rank() == 0:
             (folder / "step").write_text(str(step + 1), encoding="utf-8")
-    every = optimizer._hvd_ext_reducer.sets[0]
+    every = optimizer._hvd_ext.reducer.sets[0]
     (channel,) = every.channels
     (review, *_) = reversed(every.replannings[channel].reviews)
     if hvd.rank() == 0:
@@ -84,7 +84,7 @@ def work(folder: Path, buckets: str, steps: int) -> None:
             name: predict(
                 job.tree,
                 layout(
-                    job.tree, now.tensors, now.buckets[0].op, buckets=name, times=review.times, places=now.travelling
+                    job.tree, now.tensors, now.buckets[0].op, buckets=name, times=review.times, places=now.sent_tensors
                 ),
                 review.times,
             ).step_s

@@ -50,7 +50,7 @@ def test_the_optimizer_is_that_of_the_recipe(name: str):
     assert type(made).__name__ == ("LARS" if name == "lars" else "SGD")
     assert (float(made.momentum), made.nesterov) == (0.75, True)
     assert name != "lars" or made.weight_decay == 0.25
-    assert (made._hvd_ext_reducer.momentum is not None) == bool(topk)
+    assert (made._hvd_ext.reducer.momentum is not None) == bool(topk)
 
 
 def test_the_parts_of_a_class_are_its_labels():

@@ -32,7 +32,7 @@ def sample(mode: str) -> Sample:
     if mode not in ("full", "horovod"):
         rounds = {"mode": mode, "quorum": 2, "seed": 5, "before": 7}
         rounds |= {"arrived": found.arrived.tolist(), "round_s": [ROUND_S] * (LEAD + STEPS)}
-    return Sample(found.overs_s, times_s, rounds)
+    return Sample(found.finished_s, times_s, rounds)
 
 
 def rows(wrong: str = "", modes: tuple[str, ...] = ("full", "solo", "majority", "quorum", "horovod")) -> list[Any]:

@@ -95,7 +95,7 @@ class Buffers:
 
         elements = int(tensor.shape[0])
         options = hvd.Options(algorithm=algorithm, op=hvd.Sum)
-        channel = registration.open(f"bench {algorithm}", [Tensor("buffer", (elements,), "float32")], options)
+        channel = registration.open_channel(f"bench {algorithm}", [Tensor("buffer", (elements,), "float32")], options)
         self._close.append(channel.close)
         step = tf.function(lambda gradient: channel.reduce([gradient])[0], autograph=False)
         traced = step.get_concrete_function(tensor)

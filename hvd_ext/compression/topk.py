@@ -16,7 +16,7 @@ Where = Literal["everywhere", "needed"]
 
 WIRES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 INDICES = get_args(Indices)
-# The place in INDICES is HvdExtSparse.indices of tf_ops/engine, so their order must agree.
+# The place in INDICES is HvdExtSelection.indices of tf_ops/engine/spec.def, so their order must agree.
 
 # In docs/performance.md, Convergence, this is nearly as good as a dense warm-up, and better than falling densities.
 WARMUP_DENSITIES = (0.25,)

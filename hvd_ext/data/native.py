@@ -25,7 +25,7 @@ LIBRARY = libraries.LIBRARIES / libraries.CACHE_LIBRARY
 OPS = libraries.LIBRARIES / libraries.DATA_LIBRARY
 
 ABI_VERSION = 3  # HVD_EXT_CACHE_ABI_VERSION of api.h
-MEND = "build it with: python -m hvd_ext build"
+REBUILD_HINT = "build it with: python -m hvd_ext build"
 NAMES = ("HvdExt>CacheRead", "HvdExt>CacheLookup", "HvdExt>CacheInsert", "HvdExt>EpochOrder", "HvdExt>ReadRange")
 
 
@@ -125,25 +125,28 @@ def load() -> ctypes.CDLL:
     """
     if not LIBRARY.exists():
         raise NativeLibraryError(
-            f"the data cache's library ({LIBRARY}) is missing: it has not been built for this installation; {MEND}"
+            f"the data cache's library ({LIBRARY}) is missing: it has not been built for this installation; "
+            f"{REBUILD_HINT}"
         )
     try:
         library = ctypes.CDLL(str(LIBRARY))
     except OSError as error:
-        raise NativeLibraryError(f"the data cache's library ({LIBRARY}) does not load: {error}; {MEND}") from None
+        raise NativeLibraryError(
+            f"the data cache's library ({LIBRARY}) does not load: {error}; {REBUILD_HINT}"
+        ) from None
     try:
         for name, (result, arguments) in SIGNATURES.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except AttributeError as error:
         raise NativeLibraryError(
-            f"the data cache's library ({LIBRARY}) is of another version: {error}; {MEND}"
+            f"the data cache's library ({LIBRARY}) is of another version: {error}; {REBUILD_HINT}"
         ) from None
     seen = library.hvd_ext_cache_abi_version()
     if seen != ABI_VERSION:
         raise NativeLibraryError(
             f"the data cache's library ({LIBRARY}) is of another version: its C interface has version {seen}, "
-            f"this package needs {ABI_VERSION}; {MEND}"
+            f"this package needs {ABI_VERSION}; {REBUILD_HINT}"
         )
     return library
 
@@ -197,7 +200,8 @@ def ops() -> Any:
     load()
     if not OPS.exists():
         raise NativeLibraryError(
-            f"the data cache's TensorFlow ops ({OPS}) are missing: they were not built, or without TensorFlow; {MEND}"
+            f"the data cache's TensorFlow ops ({OPS}) are missing: they were not built, or without TensorFlow; "
+            f"{REBUILD_HINT}"
         )
     there = [name for name in NAMES if _registered(name)]
     if there:  # TensorFlow would end the process
@@ -209,7 +213,8 @@ def ops() -> Any:
         return tf.load_op_library(str(OPS))
     except (tf.errors.OpError, OSError) as error:
         raise NativeLibraryError(
-            f"the data cache's TensorFlow ops ({OPS}) do not load into TensorFlow {tf.__version__}: {error}; {MEND}"
+            f"the data cache's TensorFlow ops ({OPS}) do not load into TensorFlow {tf.__version__}: {error}; "
+            f"{REBUILD_HINT}"
         ) from None
 
 

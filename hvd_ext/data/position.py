@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("hvd_ext")
 
 # The attribute by which a data set of `tf.data` names its steps.
-MARK = "_hvd_ext_steps"
+MARK = "_hvd_ext"
 
 # Data sets that give one element for each of their inputs', in their order. Behind others, what stands in for a step
 # that is skipped may come out at another place, and be trained on.
@@ -42,7 +42,7 @@ class Begun:
     """The iterators of a data set that have begun: how many that no `fit` has, and the newest one that a `fit` has."""
 
     counted: int = 0
-    went_on: int = 0  # which `go_on` it has followed
+    went_on: int = 0  # which `resume_at` it has followed
     fit: int = 0
     epoch: int = -1
     of_epoch: int = 0
@@ -165,7 +165,7 @@ def restore(saved: Mapping[str, Mapping[str, int]]) -> None:
         _restored.update({name: dict(values) for name, values in saved.items()})
 
 
-def go_on(epoch: int) -> None:
+def resume_at(epoch: int) -> None:
     """Let the next iterator of each data set, in a loop of the user's own, be one for this epoch.
 
     Args:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hvd_ext.engine import native
+from hvd_ext.engine import native, spec
 from hvd_ext.engine.native import call as _call
 from hvd_ext.engine.reports import ResidualShard, TopKStatistics
 from hvd_ext.errors import InvalidError
@@ -44,13 +44,13 @@ class RecentSteps(NamedTuple):
         steps: their numbers, int64 [steps].
         begins_s: when they began, by a steady clock of this host, seconds [steps].
         ends_s: when their last bucket had ended, by the same clock [steps].
-        came_s: how long after its step's begin each of the channel's tensors came, seconds [steps, tensors].
+        arrival_offset_s: how long after its step's begin each of the channel's tensors came, seconds [steps, tensors].
     """
 
     steps: npt.NDArray[np.int64]
     begins_s: npt.NDArray[np.float64]
     ends_s: npt.NDArray[np.float64]
-    came_s: npt.NDArray[np.float64]
+    arrival_offset_s: npt.NDArray[np.float64]
 
 
 KEPT_STEPS = 100  # of which the engine keeps the times (kTimesKept of tf_ops/engine/channel.cc)
@@ -120,7 +120,7 @@ class Channels:
         name: str,
         layout: Layout,
         handle_of: Callable[[LogicalPlan], int],
-        partial: native.Partial | None = None,
+        partial: ctypes.Structure | None = None,
     ) -> int:
         """Open a channel; all ranks open their channels in the same order, with equal arguments.
 
@@ -138,9 +138,8 @@ class Channels:
             InvalidError: the layout breaks a rule of the engine, for example with a tensor in two buckets.
         """
         handle = ctypes.c_int64()
-        described = _description(name, layout, handle_of)
-        rounds = None if partial is None else ctypes.byref(partial)
-        _call("hvd_ext_channel_open", self.generation, *described, rounds, ctypes.byref(handle))
+        described = _described(name, layout, handle_of, partial)
+        _call("hvd_ext_channel_open", self.generation, ctypes.byref(described), ctypes.byref(handle))
         opened = OpenChannel(name, [(1, layout)], partial is not None)
         self.channels[lane_of(handle.value)] = self._open[handle.value] = opened
         return handle.value
@@ -162,7 +161,7 @@ class Channels:
                 the layout has buckets with a selection, and the channel was opened without.
         """
         opened = self.channels[lane_of(channel)]
-        _call("hvd_ext_channel_switch", channel, *_description(opened.name, layout, handle_of))
+        _call("hvd_ext_channel_switch", channel, ctypes.byref(_described(opened.name, layout, handle_of)))
         opened.layouts.append((first_step, layout))
 
     def open_channels(self) -> dict[int, OpenChannel]:
@@ -201,14 +200,16 @@ class Channels:
             channel: from `open_channel`.
             most: the largest number of steps, `KEPT_STEPS` or less.
         """
-        tensors = len(self.channels[lane_of(channel)].layout.travelling)
+        tensors = len(self.channels[lane_of(channel)].layout.sent_tensors)
         steps, count = np.zeros(most, np.int64), ctypes.c_int64()
-        begins_s, ends_s, came_s = np.zeros(most), np.zeros(most), np.zeros((most, tensors))
-        seconds = [array.ctypes.data_as(ctypes.POINTER(ctypes.c_double)) for array in (begins_s, ends_s, came_s)]
+        begins_s, ends_s, arrival_offset_s = np.zeros(most), np.zeros(most), np.zeros((most, tensors))
+        seconds = [
+            array.ctypes.data_as(ctypes.POINTER(ctypes.c_double)) for array in (begins_s, ends_s, arrival_offset_s)
+        ]
         numbers = steps.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
         _call("hvd_ext_channel_times", channel, most, tensors, numbers, *seconds, ctypes.byref(count))
         kept = slice(count.value)
-        return RecentSteps(steps[kept], begins_s[kept], ends_s[kept], came_s[kept])
+        return RecentSteps(steps[kept], begins_s[kept], ends_s[kept], arrival_offset_s[kept])
 
     def close_channel(self, channel: int) -> None:
         """Close a channel; collect operations that still wait fail with `NotInitializedError`.
@@ -332,7 +333,7 @@ class Channels:
     ) -> None:
         opened = self.channels[lane_of(channel)]
         name, layout = opened.name, opened.layout
-        tensors = [layout.tensors[place] for place in layout.travelling]
+        tensors = [layout.tensors[place] for place in layout.sent_tensors]
         if not len(inputs) == len(outputs) == len(tensors):
             raise InvalidError(
                 f"reduce of {name!r}: it takes {len(tensors)} inputs and as many outputs, got {len(inputs)} "
@@ -461,25 +462,34 @@ def lane_of(channel: int) -> int:
     return 1 + (channel & 0xFFFFFFFF)
 
 
-def _description(name: str, layout: Layout, handle_of: Callable[[LogicalPlan], int]) -> tuple[object, ...]:
-    """The arguments that describe a layout (native._LAYOUT)."""
-    buckets, places = layout.buckets, layout.travelling
+def _described(
+    name: str, layout: Layout, handle_of: Callable[[LogicalPlan], int], partial: ctypes.Structure | None = None
+) -> ctypes.Structure:
+    """Describe a channel; see `Channels.open_channel`."""
+    buckets, places = layout.buckets, layout.sent_tensors
     number = {place: tensor for tensor, place in enumerate(places)}
     tensors = [layout.tensors[place] for place in places]
-    return (
-        name.encode(),
-        len(tensors),
-        (ctypes.c_char_p * len(tensors))(*[tensor.name.encode() for tensor in tensors]),
-        native.int64s([tensor.elements for tensor in tensors]),
-        len(buckets),
-        native.int64s([len(bucket.tensors) for bucket in buckets]),
-        native.int64s([number[place] for bucket in buckets for place in bucket.tensors]),
-        native.int32s([DTYPES[bucket.dtype].code for bucket in buckets]),
-        native.int32s([-1 if bucket.wire is None else DTYPES[bucket.wire].code for bucket in buckets]),
-        native.int32s([int(bucket.op) for bucket in buckets]),
-        native.int64s([handle_of(bucket.plan) for bucket in buckets]),
-        native.int64s([bucket.segment_nbytes for bucket in buckets]),
-        _selections(buckets, handle_of) if any(bucket.selection for bucket in buckets) else None,
+    each = [
+        spec.Bucket(
+            dtype=DTYPES[bucket.dtype].code,
+            wire=-1 if bucket.wire is None else DTYPES[bucket.wire].code,
+            op=int(bucket.op),
+            plan=handle_of(bucket.plan),
+            segment_nbytes=bucket.segment_nbytes,
+            n_tensors=len(bucket.tensors),
+            tensors=native.int64s([number[place] for place in bucket.tensors]),
+            selection=None if bucket.selection is None else ctypes.pointer(_selection(bucket, handle_of)),
+        )
+        for bucket in buckets
+    ]
+    return spec.Channel(
+        name=name.encode(),
+        n_tensors=len(tensors),
+        tensor_names=(ctypes.c_char_p * len(tensors))(*[tensor.name.encode() for tensor in tensors]),
+        elements=native.int64s([tensor.elements for tensor in tensors]),
+        n_buckets=len(buckets),
+        buckets=(spec.Bucket * len(buckets))(*each),
+        partial=None if partial is None else ctypes.pointer(partial),
     )
 
 
@@ -492,21 +502,22 @@ def _floats(array: npt.NDArray[np.float32], elements: int) -> ctypes._Pointer[ct
     return array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
 
-def _selections(
-    buckets: Sequence[BucketLayout], handle_of: Callable[[LogicalPlan], int]
-) -> ctypes.Array[native.Sparse]:
-    array = (native.Sparse * len(buckets))()
-    for struct, bucket in zip(array, buckets, strict=True):
-        selection = bucket.selection
-        if selection is None:
-            continue
-        assert bucket.dense is not None
-        struct.enabled = 1
-        struct.selector, struct.samplings, struct.seed = selection.selector, selection.samplings, selection.seed
-        struct.threshold, struct.indices = selection.threshold, selection.indices
-        struct.per_tensor = selection.per_tensor
-        struct.dense_plan, struct.dense_above = handle_of(bucket.dense), selection.dense_above
-        struct.has_momentum, struct.momentum = selection.momentum is not None, selection.momentum or 0.0
-        struct.nesterov, struct.masks = selection.nesterov, selection.masks
-        struct.value_wire = -1 if selection.value_wire is None else DTYPES[selection.value_wire].code
-    return array
+def _selection(bucket: BucketLayout, handle_of: Callable[[LogicalPlan], int]) -> ctypes.Structure:
+    selection = bucket.selection
+    assert selection is not None
+    assert bucket.dense is not None
+    return spec.Selection(
+        selector=selection.selector,
+        samplings=selection.samplings,
+        seed=selection.seed,
+        threshold=selection.threshold,
+        dense_plan=handle_of(bucket.dense),
+        dense_above=selection.dense_above,
+        momentum=selection.momentum or 0.0,
+        has_momentum=selection.momentum is not None,
+        nesterov=selection.nesterov,
+        masks=selection.masks,
+        value_wire=-1 if selection.value_wire is None else DTYPES[selection.value_wire].code,
+        indices=selection.indices,
+        per_tensor=selection.per_tensor,
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvd_ext.engine import native
+from hvd_ext.engine import native, spec
 from hvd_ext.engine.channels import OpenChannel
 from hvd_ext.engine.native import call as _call
 from hvd_ext.engine.partial import PartialChannels
@@ -117,7 +117,7 @@ class Engine(PartialChannels):
         _call("hvd_ext_refuse", self.generation, name.encode(), why.encode())
 
     @property
-    def between(self) -> str:
+    def inter_host_transport(self) -> str:
         """What carries data between hosts: "TCP", "MPI", or "threads" in a job of one rank without MPI."""
         return str(native.load().hvd_ext_between(self.generation).decode())
 
@@ -208,7 +208,7 @@ def interfaces(options: Options) -> str:
     return options.interfaces or os.environ.get(variable, "")
 
 
-def _config(options: Options) -> native.Config:
+def _config(options: Options) -> ctypes.Structure:
     waits = (options.stall_warn_s, options.stall_fatal_s)
     tcp = _TRANSPORTS[options.transport]
-    return native.Config(*waits, options.window, options.shared_memory, tcp, interfaces(options).encode())
+    return spec.Config(*waits, options.window, options.shared_memory, tcp, interfaces(options).encode())

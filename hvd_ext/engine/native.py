@@ -6,64 +6,14 @@ import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 
-from hvd_ext.engine import libraries
+from hvd_ext.engine import libraries, spec
 from hvd_ext.errors import NativeLibraryError, raise_for
 
 LIBRARY = libraries.LIBRARIES / libraries.ENGINE_LIBRARY
 OPS = libraries.LIBRARIES / libraries.OPS_LIBRARY
 
-ABI_VERSION = 11  # HVD_EXT_ABI_VERSION of api.h
-MEND = "build it with: python -m hvd_ext build"
-
-
-class Config(ctypes.Structure):
-    """HvdExtConfig."""
-
-    _fields_ = [
-        ("stall_warn_s", ctypes.c_double),
-        ("stall_fatal_s", ctypes.c_double),
-        ("window", ctypes.c_int64),
-        ("shared_memory", ctypes.c_int64),
-        ("tcp", ctypes.c_int64),
-        ("interfaces", ctypes.c_char_p),
-    ]
-
-
-class Sparse(ctypes.Structure):
-    """HvdExtSparse."""
-
-    _fields_ = [
-        ("enabled", ctypes.c_int32),
-        ("selector", ctypes.c_int32),
-        ("samplings", ctypes.c_int32),
-        ("seed", ctypes.c_uint64),
-        ("threshold", ctypes.c_double),
-        ("dense_plan", ctypes.c_int64),
-        ("dense_above", ctypes.c_double),
-        ("momentum", ctypes.c_float),
-        ("has_momentum", ctypes.c_int32),
-        ("nesterov", ctypes.c_int32),
-        ("masks", ctypes.c_int32),
-        ("value_wire", ctypes.c_int32),
-        ("indices", ctypes.c_int32),
-        ("per_tensor", ctypes.c_int32),
-    ]
-
-
-class Partial(ctypes.Structure):
-    """HvdExtPartial."""
-
-    _fields_ = [
-        ("sync", ctypes.c_int32),
-        ("holds_again", ctypes.c_int32),
-        ("quorum", ctypes.c_int64),
-        ("staleness", ctypes.c_int64),
-        ("before", ctypes.c_int64),
-        ("seed", ctypes.c_uint64),
-        ("plan", ctypes.c_int64),
-        ("segment_nbytes", ctypes.c_int64),
-        ("hosts", ctypes.POINTER(ctypes.c_int32)),
-    ]
+ABI_VERSION = 12  # HVD_EXT_ABI_VERSION of api.h
+REBUILD_HINT = "build it with: python -m hvd_ext build"
 
 
 class TraceRecord(ctypes.Structure):
@@ -85,11 +35,6 @@ class TraceRecord(ctypes.Structure):
 _i32, _i64, _text, _memory = ctypes.c_int32, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p
 _i32s, _i64s, _memories = ctypes.POINTER(_i32), ctypes.POINTER(_i64), ctypes.POINTER(_memory)
 _floats, _doubles = ctypes.POINTER(ctypes.c_float), ctypes.POINTER(ctypes.c_double)
-# the description of a layout: the channel's name and its tensors, then the buckets
-_LAYOUT: tuple[type, ...] = (
-    *(_text, _i64, ctypes.POINTER(_text), _i64s),
-    *(_i64, _i64s, _i64s, _i32s, _i32s, _i32s, _i64s, _i64s, ctypes.POINTER(Sparse)),
-)
 # what is called before a step, with the channel and the step's number
 AT_STEP = ctypes.CFUNCTYPE(None, _i64, _i64)
 
@@ -99,16 +44,16 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_ext_plan_version": (_i64, []),
     "hvd_ext_error": (_text, []),
     "hvd_ext_between": (_text, [_i64]),
-    "hvd_ext_start_mpi": (ctypes.c_int, [ctypes.POINTER(Config), _i64s, _i32s, _i32s]),
-    "hvd_ext_start_local": (ctypes.c_int, [ctypes.POINTER(Config), _i64s]),
-    "hvd_ext_start_set": (ctypes.c_int, [_i64, _i32s, _i64, _i32, ctypes.POINTER(Config), _i64s, _i32s]),
+    "hvd_ext_start_mpi": (ctypes.c_int, [ctypes.POINTER(spec.Config), _i64s, _i32s, _i32s]),
+    "hvd_ext_start_local": (ctypes.c_int, [ctypes.POINTER(spec.Config), _i64s]),
+    "hvd_ext_start_set": (ctypes.c_int, [_i64, _i32s, _i64, _i32, ctypes.POINTER(spec.Config), _i64s, _i32s]),
     "hvd_ext_stop": (ctypes.c_int, [_i64, _i32, _i32s]),
     "hvd_ext_finish_mpi": (None, [_i32, _i32]),
     "hvd_ext_abort": (None, [_i32]),
     "hvd_ext_plan_add": (ctypes.c_int, [_i64, _i64s, _i64, _i64, _i64s]),
     "hvd_ext_plan_remove": (ctypes.c_int, [_i64]),
-    "hvd_ext_channel_open": (ctypes.c_int, [_i64, *_LAYOUT, ctypes.POINTER(Partial), _i64s]),
-    "hvd_ext_channel_switch": (ctypes.c_int, [_i64, *_LAYOUT]),
+    "hvd_ext_channel_open": (ctypes.c_int, [_i64, ctypes.POINTER(spec.Channel), _i64s]),
+    "hvd_ext_channel_switch": (ctypes.c_int, [_i64, ctypes.POINTER(spec.Channel)]),
     "hvd_ext_channel_at_step": (ctypes.c_int, [_i64, _i64, AT_STEP]),
     "hvd_ext_channel_times": (ctypes.c_int, [_i64, _i64, _i64, _i64s, _doubles, _doubles, _doubles, _i64s]),
     "hvd_ext_channel_close": (ctypes.c_int, [_i64]),
@@ -176,7 +121,9 @@ def load() -> ctypes.CDLL:
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except AttributeError as error:
-        raise NativeLibraryError(f"the native engine ({LIBRARY}) is of another version: {error}; {MEND}") from None
+        raise NativeLibraryError(
+            f"the native engine ({LIBRARY}) is of another version: {error}; {REBUILD_HINT}"
+        ) from None
     _check_version("C interface", library.hvd_ext_abi_version(), ABI_VERSION)
     _check_version("plan language", library.hvd_ext_plan_version(), _plan_version())
     return library
@@ -222,12 +169,15 @@ def open_library(path: Path, what: str) -> ctypes.CDLL:
         NativeLibraryError: the library is missing or does not load.
     """
     if not path.exists():
-        raise NativeLibraryError(f"{what} ({path}) is missing: it has not been built for this installation; {MEND}")
+        raise NativeLibraryError(
+            f"{what} ({path}) is missing: it has not been built for this installation; {REBUILD_HINT}"
+        )
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise NativeLibraryError(
-            f"{what} ({path}) does not load: {error}; a library that it was built with has moved or changed; {MEND}"
+            f"{what} ({path}) does not load: {error}; a library that it was built with has moved or changed; "
+            f"{REBUILD_HINT}"
         ) from None
 
 
@@ -235,7 +185,7 @@ def _check_version(what: str, seen: int, expected: int) -> None:
     if seen != expected:
         raise NativeLibraryError(
             f"the native engine ({LIBRARY}) is of another version: its {what} has version {seen}, "
-            f"this package needs {expected}; {MEND}"
+            f"this package needs {expected}; {REBUILD_HINT}"
         )
 
 

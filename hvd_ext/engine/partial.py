@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hvd_ext.engine import native
+from hvd_ext.engine import native, spec
 from hvd_ext.engine.channels import Channels, check_array
 from hvd_ext.engine.native import call as _call
 from hvd_ext.errors import InvalidError
@@ -33,8 +33,7 @@ class Partial:
         staleness: the largest number of rounds by which a gradient may come late.
         seed: decides which ranks are drawn with "majority".
         before: rounds that the training had before this channel, so that it goes on with other draws.
-        holds_again: a round whose sum is not finite is taken for one that never was; finite gradients in it are held
-            again.
+        holds_again: a round whose sum is not finite is discarded, and its finite gradients are requeued.
 
     Raises:
         InvalidError: there is no such mode.
@@ -51,7 +50,7 @@ class Partial:
         if self.mode not in MODES:
             raise InvalidError(f"mode ({self.mode!r}): must be one of {', '.join(map(repr, MODES))}")
 
-    def described(self, hosts: Sequence[int], plan: int, segment_nbytes: int) -> native.Partial:
+    def described(self, hosts: Sequence[int], plan: int, segment_nbytes: int) -> ctypes.Structure:
         """Give the engine's form.
 
         Args:
@@ -59,7 +58,7 @@ class Partial:
             plan: the handle of a plan that sums the table of who takes part.
             segment_nbytes: the size of its segments.
         """
-        return native.Partial(
+        return spec.Partial(
             sync=MODES.index(self.mode),
             holds_again=self.holds_again,
             quorum=self.quorum,
@@ -73,27 +72,27 @@ class Partial:
 
 
 class Rounds(NamedTuple):
-    """Rounds that are over, the oldest first.
+    """Complete rounds, the oldest first.
 
     Attributes:
         numbers: of the rounds, int64 [rounds].
         begins_s: when they began on this rank, by a steady clock of this host, seconds [rounds].
-        overs_s: when they were over on this rank, by the same clock [rounds].
+        finished_s: when they were complete on this rank, by the same clock [rounds].
         waited_s: how long before that this rank asked for the result; 0 if it asked later [rounds].
         arrived: for each rank the newest step whose gradient is in the round, or in one before it, int64 [rounds,
             ranks]. A rank gave its gradient in time where this is the round's number.
         flags: what each rank sent along (`PartialChannels.set_flags`), int64 [rounds, ranks].
-        came_s: on rank 0 when the word came that the gradient of this step is there, by the same clock; 0: not yet, and
-            on other ranks [rounds, ranks].
+        announced_s: on rank 0 when it learned that the gradient of this step is there, by the same clock; 0: not yet,
+            and on other ranks [rounds, ranks].
     """
 
     numbers: npt.NDArray[np.int64]
     begins_s: npt.NDArray[np.float64]
-    overs_s: npt.NDArray[np.float64]
+    finished_s: npt.NDArray[np.float64]
     waited_s: npt.NDArray[np.float64]
     arrived: npt.NDArray[np.int64]
     flags: npt.NDArray[np.int64]
-    came_s: npt.NDArray[np.float64]
+    announced_s: npt.NDArray[np.float64]
 
 
 class Progress(NamedTuple):
@@ -174,16 +173,18 @@ class PartialChannels(Channels):
             most: the largest number of rounds.
         """
         numbers, count = np.zeros(most, np.int64), ctypes.c_int64()
-        begins_s, overs_s, waited_s = np.zeros(most), np.zeros(most), np.zeros(most)
+        begins_s, finished_s, waited_s = np.zeros(most), np.zeros(most), np.zeros(most)
         arrived, flags = np.zeros((most, self.size), np.int64), np.zeros((most, self.size), np.int64)
-        came_s = np.zeros((most, self.size))
-        times = (begins_s, overs_s, waited_s, came_s)
+        announced_s = np.zeros((most, self.size))
+        times = (begins_s, finished_s, waited_s, announced_s)
         *seconds, came = [array.ctypes.data_as(ctypes.POINTER(ctypes.c_double)) for array in times]
         ranks = [array.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)) for array in (numbers, arrived, flags)]
         arguments = (ranks[0], *seconds, ranks[1], ranks[2], came, ctypes.byref(count))
         _call("hvd_ext_channel_rounds", channel, first, most, self.size, *arguments)
         kept = slice(count.value)
-        return Rounds(*(array[kept] for array in (numbers, begins_s, overs_s, waited_s, arrived, flags, came_s)))
+        return Rounds(
+            *(array[kept] for array in (numbers, begins_s, finished_s, waited_s, arrived, flags, announced_s))
+        )
 
     def holds(self, channel: int) -> bool:
         """Whether this rank holds gradients that were in no round yet."""
@@ -222,6 +223,8 @@ class PartialChannels(Channels):
 
     def _check_held(self, channel: int, tensor: int, array: npt.NDArray[np.generic]) -> None:
         opened = self.open_channels()[channel]
-        if not 0 <= tensor < len(opened.layout.travelling):
-            raise InvalidError(f"tensor ({tensor}) of {opened.name!r}: must be in [0, {len(opened.layout.travelling)})")
-        check_array(f"held of {opened.name!r}", opened.layout.tensors[opened.layout.travelling[tensor]], array)
+        if not 0 <= tensor < len(opened.layout.sent_tensors):
+            raise InvalidError(
+                f"tensor ({tensor}) of {opened.name!r}: must be in [0, {len(opened.layout.sent_tensors)})"
+            )
+        check_array(f"held of {opened.name!r}", opened.layout.tensors[opened.layout.sent_tensors[tensor]], array)

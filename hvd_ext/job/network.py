@@ -65,7 +65,7 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
     """
     if not wanted(options, engine.size):
         return Network(from_hosts(hosts))
-    key = probe_cache.key_of(hosts, options, engine.between)
+    key = probe_cache.key_of(hosts, options, engine.inter_host_transport)
 
     def kept() -> Any:
         # Only rank 0 looks, because hosts may have different files.

@@ -177,7 +177,7 @@ def measure(job: engines.Engine, hosts: Sequence[str], options: Options) -> Meas
     """
     begin = time.perf_counter()
     # What carries the job's data between hosts carries the probe's; nothing is looked for again.
-    options = options.replace(transport="tcp" if job.between == "TCP" else "mpi", stall_fatal_s=PATIENCE_S)
+    options = options.replace(transport="tcp" if job.inter_host_transport == "TCP" else "mpi", stall_fatal_s=PATIENCE_S)
     engine = engines.start_set(job, range(job.size), 0, options)
     whole = False
     try:

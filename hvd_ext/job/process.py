@@ -119,7 +119,7 @@ def _join(
         if settings.trace is not None:
             recording.begin(job, settings.trace)
         runtime.set_current(job)
-        banner.say(job, banner.job_line(job.hosts, job.engine.between))
+        banner.say(job, banner.job_line(job.hosts, job.engine.inter_host_transport))
         if job.network is not None and job.network.line:
             banner.say(job, f"links: {job.network.line}")
     except BaseException:

@@ -222,17 +222,6 @@ class GradientOptions:
         return self.sync != "full"
 
     @property
-    def carries_over(self) -> str:
-        """What of a step's gradients may be applied in a later step, whose loss scale may be another; "": nothing.
-
-        Checkpoints have it under this name: "top-k", the residuals; "held", gradients that came late; "delayed", the
-        result of the last step.
-        """
-        if self.topk is not None:
-            return "top-k"
-        return "held" if self.partial else "delayed" if self.delay else ""
-
-    @property
     def sparse_algorithm(self) -> str:
         """The algorithm for top-k gradients."""
         return self.algorithm or "hitopk"

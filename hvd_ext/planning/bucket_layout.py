@@ -130,7 +130,7 @@ class Layout:
     outcomes: tuple[Outcome, ...] = ()
 
     @functools.cached_property
-    def travelling(self) -> tuple[int, ...]:
+    def sent_tensors(self) -> tuple[int, ...]:
         """The ascending places of the tensors that are in a bucket; the engine numbers them from 0 in this order."""
         return tuple(sorted(place for bucket in self.buckets for place in bucket.tensors))
 
@@ -295,7 +295,7 @@ class Layout:
             if bucket.selection is not None and bucket.selection.dense_above > 0:
                 words.append(f"dense from a density of {bucket.selection.dense_above:.3g}")
             lines.append(f"{', '.join(words)}, in segments of {bucket.segment_nbytes} bytes")
-        return "\n".join(lines) or "nothing travels"
+        return "\n".join(lines) or "no tensors are sent"
 
 
 def _place_of(tensors: Sequence[Tensor]) -> dict[str, int]:

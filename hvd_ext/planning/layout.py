@@ -81,30 +81,30 @@ def layout(
         PlanError: there is no such algorithm or bucketer, it cannot run on the cluster or with these arguments, or the
             times are those of another model.
     """
-    travelling = tuple(range(len(tensors)) if places is None else places)
+    sent_tensors = tuple(range(len(tensors)) if places is None else places)
     step = _Step(tree, tuple(tensors), op, algorithm, wire, topk, sparse_algorithm, momentum, times)
-    wishes = _Wishes(travelling, bucket_nbytes, groups, buckets)
+    asked = BucketingRequest(sent_tensors, bucket_nbytes, groups, buckets)
     selected = frozenset(
-        place for place in travelling if topk is not None and topk.takes(tensors[place].shape, tensors[place].dtype)
+        place for place in sent_tensors if topk is not None and topk.takes(tensors[place].shape, tensors[place].dtype)
     )
     if topk is not None and topk.where == "needed" and times is not None and selected:
-        selected = _needed(step, wishes, selected)
-    return _laid_out(step, wishes, selected)
+        selected = _needed(step, asked, selected)
+    return _laid_out(step, asked, selected)
 
 
-def _needed(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> frozenset[int]:
+def _needed(step: _Step, asked: BucketingRequest, selected: frozenset[int]) -> frozenset[int]:
     """The tensors that TopK(where="needed") sparsifies: found with a quick bucketer, and confirmed by the best."""
     assert step.times is not None
-    quick = wishes
-    if wishes.buckets in ("auto", "optimal") and wishes.groups is None:
-        quick = dataclasses.replace(wishes, buckets="mgwfbp")
-    limit_s = _quickest(step, wishes, selected) * needed.NEAR
+    quick = asked
+    if asked.buckets in ("auto", "optimal") and asked.groups is None:
+        quick = dataclasses.replace(asked, buckets="mgwfbp")
+    limit_s = _quickest(step, asked, selected) * needed.NEAR
     near = needed.NEAR
     for _ in range(MOST_CONFIRMED):
         found = needed.fewest(
             step.tensors, step.ready_s, selected, lambda some: _quickest(step, quick, frozenset(some)), near
         )
-        if _quickest(step, wishes, found) <= limit_s:
+        if _quickest(step, asked, found) <= limit_s:
             return found
         near = math.sqrt(near)
     return selected
@@ -197,7 +197,7 @@ class _Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Wishes:
+class BucketingRequest:
     """The arguments of layout() that divide tensors into buckets."""
 
     places: tuple[int, ...]
@@ -216,15 +216,15 @@ class _Divided:
     selects: tuple[bool, ...]
 
 
-def _laid_out(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> Layout:
-    request = _request(step, wishes, selected)
-    if not wishes.places:
+def _laid_out(step: _Step, asked: BucketingRequest, selected: frozenset[int]) -> Layout:
+    request = _request(step, asked, selected)
+    if not asked.places:
         return Layout(step.tensors, ())
     if step.times is None:
-        name = _named(step, wishes, request)
+        name = _named(step, asked, request)
         name = bucketers.choose(request) if name == "auto" else name
-        return _built(step, _divided(wishes, request, name, selected))
-    priced, found = _priced(step, wishes, request, selected)
+        return _built(step, _divided(asked, request, name, selected))
+    priced, found = _priced(step, asked, request, selected)
     outcomes = dict(found)
     worth = _worth(priced)
     if len(worth) > 1:
@@ -259,20 +259,20 @@ def _worth(priced: _Priced) -> _Priced:
     return near[:MOST_PLAYED]
 
 
-def _quickest(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> float:
+def _quickest(step: _Step, asked: BucketingRequest, selected: frozenset[int]) -> float:
     """The shortest step of all bucketers by the prices of buckets, seconds."""
-    priced, _ = _priced(step, wishes, _request(step, wishes, selected), selected)
+    priced, _ = _priced(step, asked, _request(step, asked, selected), selected)
     return priced[0][0]
 
 
 def _priced(
-    step: _Step, wishes: _Wishes, request: bucketers.Request, selected: frozenset[int]
+    step: _Step, asked: BucketingRequest, request: bucketers.Request, selected: frozenset[int]
 ) -> tuple[_Priced, dict[str, Outcome]]:
     """Predicts the step of each bucketer by the prices of buckets: those that apply, the shortest step first."""
-    if (selected, wishes.buckets) in step.known:
-        return step.known[selected, wishes.buckets]
+    if (selected, asked.buckets) in step.known:
+        return step.known[selected, asked.buckets]
     assert step.times is not None
-    named = _named(step, wishes, request)
+    named = _named(step, asked, request)
     names: Sequence[str] = (named,)
     if named == "auto":  # of those that do without times only the simplest
         timeless, simplest = ("by_size", "by_groups"), bucketers.choose(request)
@@ -284,12 +284,12 @@ def _priced(
         if reason is not None and named == "auto":
             outcomes[name] = Outcome(name, None, reason=reason)
             continue
-        one = _divided(wishes, request, name, selected)
+        one = _divided(asked, request, name, selected)
         step_s = of_lane(step.times, *_by_price(step, _ready_s(step, one), _parts(step, one))).step_s
         outcomes[name] = Outcome(name, step_s, len(one.members))
         priced.append((step_s, one))
-    step.known[selected, wishes.buckets] = sorted(priced, key=lambda pair: pair[0]), outcomes
-    return step.known[selected, wishes.buckets]
+    step.known[selected, asked.buckets] = sorted(priced, key=lambda pair: pair[0]), outcomes
+    return step.known[selected, asked.buckets]
 
 
 def _by_price(step: _Step, ready_s: Sequence[float], parts: Sequence[Parts]) -> tuple[list[float], list[float]]:
@@ -315,25 +315,25 @@ def _parts(step: _Step, divided: _Divided) -> list[Parts]:
     return [found[number] for number in range(len(kinds))]
 
 
-def _request(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> bucketers.Request:
-    number = {place: index for index, place in enumerate(wishes.places)}
-    groups = wishes.groups
+def _request(step: _Step, asked: BucketingRequest, selected: frozenset[int]) -> bucketers.Request:
+    number = {place: index for index, place in enumerate(asked.places)}
+    groups = asked.groups
     if groups is not None and not isinstance(groups, int):
         groups = [[number[place] for place in group if place in number] for group in groups]
     sparse = frozenset(number[place] for place in selected)
-    ready_s = None if step.times is None else [step.ready_s[place] for place in wishes.places]
-    some = [step.tensors[place] for place in wishes.places]
+    ready_s = None if step.times is None else [step.ready_s[place] for place in asked.places]
+    some = [step.tensors[place] for place in asked.places]
     price = None if step.times is None else step.price
-    return bucketers.Request(some, wishes.bucket_nbytes, groups, sparse, ready_s, price)
+    return bucketers.Request(some, asked.bucket_nbytes, groups, sparse, ready_s, price)
 
 
-def _named(step: _Step, wishes: _Wishes, request: bucketers.Request) -> str:
+def _named(step: _Step, asked: BucketingRequest, request: bucketers.Request) -> str:
     """The bucketer that is asked for, or "auto"."""
-    named = wishes.buckets
+    named = asked.buckets
     if named == "auto":
         return named
     bucketer = bucketers.get(named)
-    if wishes.groups is not None:  # they go before any name
+    if asked.groups is not None:  # they go before any name
         return bucketers.choose(request)
     if step.times is None:
         timed = dataclasses.replace(request, ready_s=[0.0] * len(request.tensors), price=step.price)
@@ -343,9 +343,9 @@ def _named(step: _Step, wishes: _Wishes, request: bucketers.Request) -> str:
     return named
 
 
-def _divided(wishes: _Wishes, request: bucketers.Request, name: str, selected: frozenset[int]) -> _Divided:
+def _divided(asked: BucketingRequest, request: bucketers.Request, name: str, selected: frozenset[int]) -> _Divided:
     found = bucketers.plan(request, name).buckets
-    members = tuple(tuple(wishes.places[index] for index in bucket.tensors) for bucket in found)
+    members = tuple(tuple(asked.places[index] for index in bucket.tensors) for bucket in found)
     return _Divided(name, members, tuple(bucket.nbytes for bucket in found), tuple(m[0] in selected for m in members))
 
 

@@ -65,19 +65,19 @@ def predict(
 
 
 def in_lane(
-    tree: Tree, travelling: Sequence[InLane], times: StepTimes, most_messages: int = MOST_MESSAGES
+    tree: Tree, scheduled: Sequence[InLane], times: StepTimes, most_messages: int = MOST_MESSAGES
 ) -> Prediction:
     """Predicts the time of a step from what travels in its lane.
 
     Args:
         tree: the cluster.
-        travelling: the buckets, and what else travels, from lane_of().
+        scheduled: the buckets, and what else travels, from lane_of().
         times: the computation of the step.
         most_messages: as for predict().
     """
-    begins_s, ends_s = lane.times_in_lane(travelling, tree, most_messages=most_messages)
+    begins_s, ends_s = lane.times_in_lane(scheduled, tree, most_messages=most_messages)
     found = of_lane(times, begins_s, ends_s)
-    buckets = [number for number, one in enumerate(travelling) if one.is_bucket]
+    buckets = [number for number, one in enumerate(scheduled) if one.is_bucket]
     return replace(
         found,
         begins_s=tuple(begins_s[number] for number in buckets),
@@ -98,12 +98,12 @@ def lane_of(tree: Tree, layout: Layout, times: StepTimes, density: float | None 
         PlanError: the times are those of another model.
     """
     ready_s = ready_of(times, layout.tensors)
-    travelling = [
+    scheduled = [
         _in_lane(tree, bucket, nbytes, max((ready_s[place] for place in bucket.tensors), default=0.0), density)
         for bucket, nbytes in zip(layout.buckets, layout.nbytes, strict=True)
     ]
     if not times.rows:
-        return travelling
+        return scheduled
     gathered = planner.all_gather_plan(tree)
     rows = [
         InLane(
@@ -111,7 +111,7 @@ def lane_of(tree: Tree, layout: Layout, times: StepTimes, density: float | None 
         )
         for since, nbytes in times.rows
     ]
-    both = lane.in_turn([(one.ready_s, one) for one in travelling], [(one.ready_s, one) for one in rows])
+    both = lane.in_turn([(one.ready_s, one) for one in scheduled], [(one.ready_s, one) for one in rows])
     return [one for _, one in both]
 
 

@@ -74,7 +74,7 @@ class Played:
     Args:
         opened_s: when rank 0 opened each round [rounds].
         begins_s: when the last rank took part and the round before was over [rounds].
-        overs_s: when the round was over [rounds].
+        finished_s: when the round was over [rounds].
         arrived: for each rank the newest step whose gradient is in the round or was in one before it [rounds, ranks],
             as the engine records it.
         steps: how many steps each rank took [ranks].
@@ -84,7 +84,7 @@ class Played:
 
     opened_s: Seconds
     begins_s: Seconds
-    overs_s: Seconds
+    finished_s: Seconds
     arrived: Numbers
     steps: Numbers
     gradients_s: Seconds
@@ -93,7 +93,7 @@ class Played:
     @property
     def rounds(self) -> int:
         """The number of rounds."""
-        return len(self.overs_s)
+        return len(self.finished_s)
 
     @property
     def waited_s(self) -> Seconds:
@@ -121,8 +121,8 @@ class Played:
         Args:
             after: rounds at the begin that do not count.
         """
-        since_s = self.overs_s[after - 1] if after else 0.0
-        return float((self.rounds - after) / (self.overs_s[-1] - since_s))
+        since_s = self.finished_s[after - 1] if after else 0.0
+        return float((self.rounds - after) / (self.finished_s[-1] - since_s))
 
 
 def drawn_for(seed: int, number: int, candidates: int) -> int:
@@ -266,7 +266,7 @@ class _Play:
         self._opener = _Opener(rules, ranks)
         self._opened_s: list[float] = []
         self._begins_s = np.zeros(most)
-        self._overs_s = np.full(most, np.inf)
+        self._finished_s = np.full(most, np.inf)
         self._over = 0
         self._taking_part = [0] * (most + 1)
         self._arrived = np.zeros((most, ranks), np.int64)
@@ -293,7 +293,7 @@ class _Play:
         return Played(
             np.array(self._opened_s),
             self._begins_s,
-            self._overs_s,
+            self._finished_s,
             self._arrived,
             np.array(self._counts, np.int64),
             self._gradients_s,
@@ -351,9 +351,9 @@ class _Play:
             self._taking_part[number] += 1
             if self._taking_part[number] == len(self._ranks):
                 # the round before has all ranks too, so that its end is known
-                begin_s = now_s if number == 1 else max(now_s, float(self._overs_s[number - 2]))
+                begin_s = now_s if number == 1 else max(now_s, float(self._finished_s[number - 2]))
                 self._begins_s[number - 1] = begin_s
-                self._overs_s[number - 1] = begin_s + self._round_s
+                self._finished_s[number - 1] = begin_s + self._round_s
                 self._push(begin_s + self._round_s, _OVER, 0, number)
 
     def _end_round(self, number: int, now_s: float) -> None:

@@ -58,18 +58,21 @@ def library() -> Any:
     versions.check("tensorflow", tf.__version__)
     native.load()
     if not native.OPS.exists():
-        raise NativeLibraryError(f"the TensorFlow ops ({native.OPS}) are missing: they were not built; {native.MEND}")
+        raise NativeLibraryError(
+            f"the TensorFlow ops ({native.OPS}) are missing: they were not built; {native.REBUILD_HINT}"
+        )
     built_for = libraries.read_record().get("tensorflow", "")
     if built_for and built_for != tf.__version__:
         raise NativeLibraryError(
             f"the TensorFlow ops ({native.OPS}) were built for TensorFlow {built_for}, and this is {tf.__version__}; "
-            f"{native.MEND}"
+            f"{native.REBUILD_HINT}"
         )
     try:
         module = tf.load_op_library(str(native.OPS))
     except (tf.errors.OpError, OSError) as error:
         raise NativeLibraryError(
-            f"the TensorFlow ops ({native.OPS}) do not load into TensorFlow {tf.__version__}: {error}; {native.MEND}"
+            f"the TensorFlow ops ({native.OPS}) do not load into TensorFlow {tf.__version__}: {error}; "
+            f"{native.REBUILD_HINT}"
         ) from None
     _keep_independent()
     _register_gradient()
@@ -231,9 +234,9 @@ def call_name(kind: str, name: str | None, job: runtime.Runtime | None = None) -
 
 def _memory(graph: Any) -> dict[Any, Any]:
     # The dictionary is an attribute of the graph because its values refer to the graph: a table would never free it.
-    memory: dict[Any, Any] | None = getattr(graph, "_hvd_ext_memory", None)
+    memory: dict[Any, Any] | None = getattr(graph, "_hvd_ext", None)
     if memory is None:
-        memory = graph._hvd_ext_memory = {}
+        memory = graph._hvd_ext = {}
     return memory
 
 

@@ -128,8 +128,8 @@ def of_engine(known: Rounds, rank: int, ranks: Iterable[int]) -> Summary | None:
         return None
     waited_s = np.full(known.arrived.shape[1], np.nan)
     if rank == 0:
-        waits_s = np.maximum(known.overs_s[:, None] - known.came_s, 0.0)
-        waited_s = np.where(known.came_s > 0, waits_s, 0.0).sum(0)
+        waits_s = np.maximum(known.finished_s[:, None] - known.announced_s, 0.0)
+        waited_s = np.where(known.announced_s > 0, waits_s, 0.0).sum(0)
     waited_s[rank] = known.waited_s.sum()
     return summed(known.numbers, known.arrived, waited_s, ranks)
 
@@ -153,7 +153,7 @@ def events_of(known: Rounds, book: Book, lane: int, since_ns: int = 0) -> list[E
     for row, number in enumerate(known.numbers.tolist()):
         if known.begins_s[row] * 1e9 < since_ns:
             continue
-        begin_us, over_us = ((times[row] * 1e9 - book.zero_ns) / 1e3 for times in (known.begins_s, known.overs_s))
+        begin_us, over_us = ((times[row] * 1e9 - book.zero_ns) / 1e3 for times in (known.begins_s, known.finished_s))
         on_time = bool(arrived[row] >= number)
         about = {
             "channel": name,

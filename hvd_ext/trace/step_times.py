@@ -60,7 +60,7 @@ def measured(steps: RecentSteps, first_step: int = 1) -> Measured | None:
     following = np.flatnonzero((np.diff(numbers) == 1) & (numbers[:-1] >= first_step))
     whole_s = (begins_s[following + 1] - begins_s[following]).tolist()
     updates_s = (begins_s[following + 1] - ends_s[following]).tolist()
-    ready_s = np.median(steps.came_s[warm][-STEPS:], axis=0)
+    ready_s = np.median(steps.arrival_offset_s[warm][-STEPS:], axis=0)
     return Measured(
         tuple(ready_s.tolist()),
         float(np.median(whole_s)) if whole_s else None,
@@ -90,18 +90,18 @@ def latest(ranks: Sequence[Measured]) -> Measured:
     )
 
 
-def model(tensors: Sequence[Tensor], travelling: Sequence[int], times: Measured) -> StepTimes:
+def model(tensors: Sequence[Tensor], sent_tensors: Sequence[int], times: Measured) -> StepTimes:
     """Make the model of a training.
 
     The engine does not see where the forward pass ends; the model has it end when the first gradient is ready.
 
     Args:
         tensors: the tensors of the step, in the order of the model's layers.
-        travelling: the places of those that travel, to which the times belong. The others are ready at once.
+        sent_tensors: the places of those that travel, to which the times belong. The others are ready at once.
         times: their times.
     """
     ready_s = [0.0] * len(tensors)
-    for place, seconds in zip(travelling, times.ready_s, strict=True):
+    for place, seconds in zip(sent_tensors, times.ready_s, strict=True):
         ready_s[place] = seconds
     return StepTimes(tuple(tensors), tuple(ready_s), min(times.ready_s, default=0.0), times.update_s)
 
@@ -117,7 +117,7 @@ def described(name: str, layout: Layout, times: Measured) -> dict[str, Any]:
     Returns:
         A value for JSON.
     """
-    tensors = [layout.tensors[place] for place in layout.travelling]
+    tensors = [layout.tensors[place] for place in layout.sent_tensors]
     return {
         "channel": name,
         "tensors": [[tensor.name, list(tensor.shape), tensor.dtype] for tensor in tensors],

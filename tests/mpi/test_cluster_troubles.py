@@ -111,7 +111,7 @@ def test_hosts_with_addresses_of_ipv6_alone(tmp_path: Path) -> None:
         os.environ["HVD_EXT_TRANSPORT"] = "tcp"  # not the faster one of this moment
         hvd.init()
         assert hvd.allgather_object(hvd.rank()) == [0, 1]
-        assert runtime.current().engine.between == "TCP"
+        assert runtime.current().engine.inter_host_transport == "TCP"
         assert not [entry for entry in psutil.net_if_addrs()["eth0"] if entry.family == socket.AF_INET]
     """
     program = tmp_path / "sums.py"

@@ -132,7 +132,7 @@ def test_a_missing_gradient_is_named_with_its_rank(tmp_path: Path) -> None:
     from hvd_ext.tensorflow.gradients import registration
 
     names = ("kernel", "bias")
-    channel = registration.open("Adam", [Tensor(name, (3,), "float32") for name in names], Options(op=hvd.Sum))
+    channel = registration.open_channel("Adam", [Tensor(name, (3,), "float32") for name in names], Options(op=hvd.Sum))
     if hvd.rank() == 1:
         # As a step does it whose second gradient comes late.
         handle = channel._handle

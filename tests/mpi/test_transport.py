@@ -44,7 +44,7 @@ for transport, interfaces in (
         job.engine.reduce(channel, [mine], [result])
         digest.update(result.tobytes())
     digests.add(digest.hexdigest())
-    print("over", job.engine.between, flush=True)
+    print("over", job.engine.inter_host_transport, flush=True)
     process.shutdown()
 assert len(digests) == 1
 print("all sums were right", flush=True)

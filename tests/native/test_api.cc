@@ -21,10 +21,10 @@ void Fails(int code, Code expected, const std::string& words) {
 
 int Open(int64_t engine, int64_t plan, int64_t* channel) {
   const char* names[] = {"a", "b", "c"};
-  int64_t elements[] = {2, 3, 4}, sizes[] = {1, 2}, tensors[] = {2, 1, 0}, plans[] = {plan, plan}, grains[] = {0, 8};
-  int32_t dtypes[] = {0, 1}, wires[] = {2, -1}, ops[] = {0, 1};
-  return hvd_ext_channel_open(engine, "Adam", 3, names, elements, 2, sizes, tensors, dtypes, wires, ops, plans, grains,
-                              nullptr, nullptr, channel);
+  const int64_t elements[] = {2, 3, 4}, first[] = {2}, second[] = {1, 0};
+  const HvdExtBucket buckets[] = {{0, 2, 0, plan, 0, 1, first, nullptr}, {1, -1, 1, plan, 8, 2, second, nullptr}};
+  const HvdExtChannel spec{"Adam", 3, names, elements, 2, buckets, nullptr};
+  return hvd_ext_channel_open(engine, &spec, channel);
 }
 
 // A job of one rank, with a plan and a channel, or a process set of it.

@@ -23,7 +23,7 @@ def specs(dtype: str = "float32") -> list[Tensor]:
 
 
 def opened(name: str = "test", **choices: object) -> Channel:
-    return registration.open(name, specs(), Options(op=hvd.Sum).replace(**choices))
+    return registration.open_channel(name, specs(), Options(op=hvd.Sum).replace(**choices))
 
 
 def gradients(rank: int, step: int = 0) -> list[tf.Tensor]:
@@ -52,7 +52,7 @@ def test_large_results_belong_to_their_owner_whatever_later_steps_and_its_own_op
 ) -> None:
     # Results of 1 MB and more are not copied: they are the bucket's memory, which the next step must not use again.
     shapes = {"first": (600, 500), "small": (3,), "second": (300_000,)}
-    channel = registration.open("kept", [Tensor(name, shape, "float32") for name, shape in shapes.items()])
+    channel = registration.open_channel("kept", [Tensor(name, shape, "float32") for name, shape in shapes.items()])
 
     def step(number: tf.Tensor) -> list[tf.Tensor]:
         reduced = channel.reduce([tf.fill(shape, tf.cast(number + rank, tf.float32)) for shape in shapes.values()])
@@ -70,7 +70,7 @@ def test_large_results_belong_to_their_owner_whatever_later_steps_and_its_own_op
 
 def test_dtypes_may_be_mixed_and_averages_are_taken(rank: int, size: int) -> None:
     dtypes = ["float32", "bfloat16", "float64", "float16", "float32", "int32"]
-    channel = registration.open("mixed", [Tensor(f"g{i}", (9,), d) for i, d in enumerate(dtypes)])
+    channel = registration.open_channel("mixed", [Tensor(f"g{i}", (9,), d) for i, d in enumerate(dtypes)])
     results = channel.reduce([tf.cast(values(rank, (9,), i) * size, d) for i, d in enumerate(dtypes)])
     for index, (result, dtype) in enumerate(zip(results, dtypes, strict=True)):
         assert result is not None
@@ -84,7 +84,7 @@ def test_a_gradient_that_some_ranks_lack_counts_as_zero_there_and_one_that_all_l
 ) -> None:
     has = {"everywhere": True, "last rank": rank == size - 1, "nowhere": False}
     tensors, kinds = [Tensor(name, (4,), "float32") for name in has], "".join("-d"[here] for here in has.values())
-    channel = registration.open("presence", tensors, Options(op=hvd.Sum), kinds=kinds)
+    channel = registration.open_channel("presence", tensors, Options(op=hvd.Sum), kinds=kinds)
     assert channel.kinds == "dd-"
     own = [tf.constant(values(rank, (4,), i), tf.float32) if here else None for i, here in enumerate(has.values())]
     everywhere, last, nowhere = channel.reduce(own)
@@ -98,7 +98,7 @@ def test_a_gradient_that_some_ranks_lack_counts_as_zero_there_and_one_that_all_l
 
 @pytest.mark.parametrize("present", [False, True])
 def test_a_channel_may_have_nothing_to_reduce(present: bool) -> None:
-    channel = registration.open("nothing", [Tensor("g", (2,), "float32")] * present, kinds="-" * present)
+    channel = registration.open_channel("nothing", [Tensor("g", (2,), "float32")] * present, kinds="-" * present)
     assert channel.reduce([None] * present) == [None] * present
     assert channel.layout.largest is None
     channel.close()
@@ -169,14 +169,14 @@ def test_an_op_collects_what_the_engine_has_put_into_several_buckets(rank: int, 
 
 
 def test_gradients_of_two_steps_are_not_collected_together(rank: int) -> None:
-    channel = registration.open("two steps", [Tensor("g", (3,), "float32")])
+    channel = registration.open_channel("two steps", [Tensor("g", (3,), "float32")])
     tickets = []
     for _ in range(2):
         ops.begin_step(channel=channel.handle)
         tickets.append(ops.submit([tf.zeros(3)], channel=channel.handle, tensors=[0]))
     with pytest.raises(tf.errors.InvalidArgumentError, match="gradients of steps 1 and 2 are collected together"):
         ops.collect(tickets, "float32", [(3,)], channel=channel.handle, tensors=[0])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="must be as many as each other: 2, 1"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must have equal lengths; got 2 and 1"):
         ops.submit([tf.zeros(3)], channel=channel.handle, tensors=[0, 1])
     ops.collect(tickets[1:], "float32", [(3,)], channel=channel.handle, tensors=[0])
     channel.close()

@@ -84,7 +84,7 @@ def test_a_sum_beyond_the_range_of_fp16_arrives_where_the_ranks_values_are_in_it
     rows = hvd.reducescatter(x, op=op, compression=hvd.Compression.fp16)
     mine = np.array_split(expected, size)[rank]
     np.testing.assert_allclose(rows, mine, rtol=size * UNIT[hvd.Compression.fp16], atol=size * 2.0**-24)
-    channel = registration.open(
+    channel = registration.open_channel(
         "big", [Tensor("g", x.shape, "float32")], Options(op=op, compression=hvd.Compression.fp16)
     )
     (reduced,) = channel.reduce([tf.constant(x)])
@@ -154,7 +154,7 @@ def test_what_is_no_compression_is_refused() -> None:
 
 def test_a_channel_compresses_its_float32_buckets_only(rank: int, size: int) -> None:
     specs = [Tensor("single", (ELEMENTS,), "float32"), Tensor("double", (ELEMENTS,), "float64")]
-    channel = registration.open("compressed", specs, Options(op=hvd.Sum, compression=hvd.Compression.fp16))
+    channel = registration.open_channel("compressed", specs, Options(op=hvd.Sum, compression=hvd.Compression.fp16))
     single, double = channel.reduce([tf.constant(thirds(rank)), tf.constant(thirds(rank), tf.float64)])
     exact = np.sum([thirds(other).astype(np.float64) for other in range(size)], axis=0)
     np.testing.assert_allclose(double, exact, rtol=1e-14)

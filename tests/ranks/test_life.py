@@ -50,7 +50,7 @@ def test_shutdown_and_init_again_give_a_working_job(rank: int, size: int) -> Non
 def test_functions_and_channels_of_an_earlier_life_are_refused_in_words(rank: int, size: int) -> None:
     step = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum))
     x = tf.constant(values(rank, (3,)), tf.float32)
-    channel = registration.open("old", [Tensor("g", (3,), "float32")], Options(op=hvd.Sum))
+    channel = registration.open_channel("old", [Tensor("g", (3,), "float32")], Options(op=hvd.Sum))
     reduce = tf.function(channel.reduce)
     np.testing.assert_array_equal(step(x), total(size, (3,)))
     np.testing.assert_array_equal(reduce([x])[0], total(size, (3,)))
@@ -64,7 +64,7 @@ def test_functions_and_channels_of_an_earlier_life_are_refused_in_words(rank: in
     with pytest.raises(NotInitializedError, match="'old': hvd_ext was shut down after it was opened"):
         channel.reduce([x])
     channel.close()
-    again = registration.open("old", [Tensor("g", (3,), "float32")], Options(op=hvd.Sum))
+    again = registration.open_channel("old", [Tensor("g", (3,), "float32")], Options(op=hvd.Sum))
     np.testing.assert_array_equal(again.reduce([x])[0], total(size, (3,)))
     again.close()
 
@@ -80,7 +80,7 @@ def test_options_of_init_are_used_and_topologies_that_do_not_fit_refused(size: i
         hvd.init(Options(topology=str(path)))
     assert not hvd.is_initialized()
     hvd.init(Options(algorithm="ring", bucket_nbytes=64, op=hvd.Sum))
-    channel = registration.open("small", [Tensor(f"g{i}", (16,), "float32") for i in range(3)])
+    channel = registration.open_channel("small", [Tensor(f"g{i}", (16,), "float32") for i in range(3)])
     assert len(channel.layout.buckets) == 3
     assert channel.layout.buckets[0].plan.algorithm == "ring"
     assert float(channel.reduce([tf.ones(16)] * 3)[0][0]) == size

@@ -95,7 +95,7 @@ def test_variables_to_broadcast(odd: bool, rank: int, alike: Callable[..., str])
 
 
 def opening(specs: list[Tensor], **choices: object) -> Callable[[], object]:
-    return lambda: registration.open("Adam", specs, options.Options().replace(**choices))
+    return lambda: registration.open_channel("Adam", specs, options.Options().replace(**choices))
 
 
 KERNEL, BIAS = Tensor("kernel", (2, 3), "float32"), Tensor("bias", (3,), "float32")

@@ -67,7 +67,7 @@ def test_algorithm_and_buckets_change_no_result(algorithm: str, bucket_nbytes: i
         return
     assert_equals_plain_training(optimizer, keras.optimizers.SGD(0.5))
     (channel,) = channels(optimizer)
-    assert channel.layout.travelling == (0, 1, 2)
+    assert channel.layout.sent_tensors == (0, 1, 2)
     assert len(channel.layout.buckets) == (1 if bucket_nbytes is None else 3)
     assert algorithm in ("auto", channel.layout.largest.choice.algorithm)
 

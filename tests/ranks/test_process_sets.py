@@ -52,7 +52,7 @@ def opened(process_set: ProcessSet) -> Channel:
     """A channel of a set that this rank is in."""
     specs = [Tensor(f"g{index}", shape, "float32") for index, shape in enumerate(SHAPES)]
     owner = process_sets.member(process_set, "test")
-    return registration.open(f"of {process_set.ranks}", specs, Options(op=hvd.Sum), owner=owner)
+    return registration.open_channel(f"of {process_set.ranks}", specs, Options(op=hvd.Sum), owner=owner)
 
 
 def inputs(rank: int, salt: int) -> list[tf.Tensor]:
@@ -95,7 +95,7 @@ def test_sets_know_their_ranks_and_the_job_stays_as_it_is(rank: int, size: int, 
 def test_sets_work_at_once_in_another_order_on_each_rank(rank: int, size: int, added: Callable) -> None:
     sets = [process_set for process_set in added(overlapping(size)) if process_set.included()]
     channels = [opened(process_set) for process_set in sets]
-    everyone = registration.open("all", [Tensor("g", (11,), "float32")], Options(op=hvd.Sum))
+    everyone = registration.open_channel("all", [Tensor("g", (11,), "float32")], Options(op=hvd.Sum))
     order = list(range(len(sets)))
     random.Random(rank).shuffle(order)
 
@@ -270,7 +270,7 @@ def test_ranks_of_a_set_are_named_by_their_numbers_in_the_job(rank: int, size: i
         specs = [Tensor("g", (1 + rank // (size - 1),), "float32")]
         words = rf"rank {size - 1} has float32\[2\], rank {size - 2} has float32\[1\]"
         with pytest.raises(MismatchError, match=words):
-            registration.open("x", specs, owner=process_sets.member(process_set, "test"))
+            registration.open_channel("x", specs, owner=process_sets.member(process_set, "test"))
         if rank == size - 1:
             leaves.start()
         else:

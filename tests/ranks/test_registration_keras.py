@@ -204,7 +204,7 @@ def test_optimizers_are_never_paired_by_the_order_of_their_first_steps() -> None
     pairs = two("optA", "optB")
     words = raised_alike(apply_once(*pairs[0]), MismatchError)
     assert all(word in words for word in ("'optA'", "'optB'", "in the same order"))
-    for optimizer, variable in sorted(pairs, key=lambda pair: pair[0]._hvd_ext_reducer.label):
+    for optimizer, variable in sorted(pairs, key=lambda pair: pair[0]._hvd_ext.reducer.label):
         np.testing.assert_array_equal(variable.numpy(), [0, 0])
         optimizer.apply([tf.fill([2], float(hvd.rank()))], [variable])
         np.testing.assert_allclose(variable.numpy(), [-(hvd.size() - 1) / 2] * 2)
@@ -265,7 +265,7 @@ def test_threads_that_meet_in_another_order_raise_or_are_right() -> None:
     errors: list[str] = []
 
     def first_step(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> None:
-        scale = 1.0 if optimizer._hvd_ext_reducer.label == "optA" else 10.0
+        scale = 1.0 if optimizer._hvd_ext.reducer.label == "optA" else 10.0
         try:
             optimizer.apply([tf.fill([2], scale * hvd.rank())], [variable])
         except MismatchError as error:

@@ -95,7 +95,7 @@ def fit(made: keras.Model, steps: int = 8) -> list[np.ndarray]:
 
 
 def reviews(optimizer: Any) -> list[Review]:
-    (every,) = optimizer._hvd_ext_reducer.sets
+    (every,) = optimizer._hvd_ext.reducer.sets
     return next(reversed(every.replannings.values())).reviews
 
 
@@ -219,7 +219,7 @@ def test_nothing_is_lost_or_sent_twice_where_buckets_change(
 
 def opened(names: dict[str, tuple[int, ...]], **options: Any) -> tuple[Channel, Replanning]:
     tensors = [Tensor(name, shape, "float32") for name, shape in names.items()]
-    channel = registration.open("anew", tensors, runtime.current().options.replace(op=hvd.Sum, **options))
+    channel = registration.open_channel("anew", tensors, runtime.current().options.replace(op=hvd.Sum, **options))
     return channel, Replanning(channel, runtime.current(), name="anew")
 
 
@@ -258,10 +258,10 @@ def test_a_layout_is_written_and_forced_and_a_wrong_one_is_refused(anew: Any, tm
     hvd.barrier()
     forced = model(buckets=folder / "layout.json")
     fit(forced)
-    (channel,) = forced.optimizer._hvd_ext_reducer.channels
-    (before,) = made.optimizer._hvd_ext_reducer.channels
+    (channel,) = forced.optimizer._hvd_ext.reducer.channels
+    (before,) = made.optimizer._hvd_ext.reducer.channels
     assert channel.layout.described() == before.layout.described()
-    assert not forced.optimizer._hvd_ext_reducer.sets[0].replannings
+    assert not forced.optimizer._hvd_ext.reducer.sets[0].replannings
     values = json.loads((folder / "layout.json").read_text())
     values["buckets"].pop()
     hvd.barrier()
@@ -288,7 +288,7 @@ def test_a_resumed_job_goes_on_in_the_same_buckets(anew: Any, monkeypatch: pytes
     resumed = model()
     assert checkpoint(resumed, folder).restore() == (1, 0)
     assert_equal(fit(resumed, 3), weights)
-    first, second = (one.optimizer._hvd_ext_reducer for one in (made, resumed))
+    first, second = (one.optimizer._hvd_ext.reducer for one in (made, resumed))
     if hvd.size() > 1:
         assert first.channels[0].layout.described() == second.channels[0].layout.described()
         (planning,) = second.sets[0].replannings.values()

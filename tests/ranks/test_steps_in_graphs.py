@@ -39,8 +39,7 @@ def test_the_reduction_of_a_step_has_ops_for_its_buckets_and_edges_for_its_gradi
     steps = tf.Variable(0, dtype=tf.int64)
 
     def step(*gradients: tf.Tensor) -> list[tf.Tensor]:
-        with reducer.step(gradients, variables) as ready:
-            return reducer.reduce_step(ready, after=steps)
+        return reducer.begin(gradients, variables).reduce_all(after=steps)
 
     plain = counted(lambda *gradients: [tf.identity(gradient) for gradient in gradients], count)
     operations, edges, ours = counted(step, count)

@@ -248,7 +248,7 @@ def test_a_delay_catches_up_with_a_step_that_is_under_way() -> None:
         time.sleep(1)  # the others save and catch up meanwhile
     optimizer.apply([gradient(hvd.rank(), 2)], [variable])
     np.testing.assert_array_equal(variable.numpy(), -total([1]))
-    assert optimizer._hvd_ext_reducer.sets[0].save()
+    assert optimizer._hvd_ext.reducer.sets[0].policy.save()
     assert hvd.catch_up(optimizer) == 1
     np.testing.assert_array_equal(variable.numpy(), -total([1, 2]))
 

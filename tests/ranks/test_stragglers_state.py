@@ -39,7 +39,7 @@ def train(made: keras.Model, steps: range) -> None:
     """Train in an order of events that is the same each time: rank 0 one step ahead of the others."""
     engine = runtime.current().engine
     for step in steps:
-        if hvd.rank() > 0 and made.optimizer._hvd_ext_reducer.options.partial and channels(made.optimizer):
+        if hvd.rank() > 0 and made.optimizer._hvd_ext.reducer.options.partial and channels(made.optimizer):
             handle = channels(made.optimizer)[0].handle
             while engine.progress(handle).over <= engine.progress(handle).step:
                 time.sleep(0.001)
@@ -89,10 +89,10 @@ def test_a_delay_in_a_process_set_is_restored_on_another_number_of_ranks() -> No
 
     first = optimizer()
     first.apply([tf.fill([3], hvd.rank() + 1.0)], [variable])
-    saved = first._hvd_ext_reducer.sets[0].save()
+    saved = first._hvd_ext.reducer.sets[0].policy.save()
     second = optimizer()
     other = {**saved, "ranks": np.array(7)}
-    second._hvd_ext_reducer.restore({0: (other, lambda: [other])})
+    second._hvd_ext.reducer.restore({0: (other, lambda: [other])})
     for turn in range(2):  # rank 0 comes first: the others come later, or not at all
         if turn == min(hvd.rank(), 1):
             second.apply([tf.zeros(3)], [variable])
@@ -119,10 +119,10 @@ def test_what_was_held_is_applied_after_a_restart() -> None:
     first.apply([tf.constant([1.0, 2.0, 3.0]) * (1 + hvd.rank())], [variable])
     hvd.barrier()
     np.testing.assert_array_equal(variable.numpy(), [-1, -2, -3])
-    saved = first._hvd_ext_reducer.sets[0].save()
+    saved = first._hvd_ext.reducer.sets[0].policy.save()
     restart()
     second = optimizer()
-    second._hvd_ext_reducer.restore({0: (saved, lambda: hvd.allgather_object(saved))})
+    second._hvd_ext.reducer.restore({0: (saved, lambda: hvd.allgather_object(saved))})
     hvd.flush(second)
     second.apply([tf.zeros(3)], [variable])
     np.testing.assert_array_equal(variable.numpy(), -np.array([1, 2, 3]) * sum(range(1, hvd.size() + 1)))
@@ -132,7 +132,7 @@ def test_what_was_held_is_applied_after_a_restart() -> None:
 def test_another_number_of_ranks_holds_the_scaled_sum_on_rank_0(op: Any) -> None:
     job = runtime.current()
     tensors = [Tensor("a", (2,), "float32"), Tensor("b", (3,), "bfloat16")]
-    channel = registration.open("held", tensors, job.options.replace(op=op), partial=Partial("solo"))
+    channel = registration.open_channel("held", tensors, job.options.replace(op=op), partial=Partial("solo"))
     states = [
         {"ranks": np.array(4), "rounds": np.array(17), "0/a": np.array([rank, 1.0], np.float32)} for rank in range(4)
     ]
@@ -141,7 +141,7 @@ def test_another_number_of_ranks_holds_the_scaled_sum_on_rank_0(op: Any) -> None
     Held(channel, GradientOptions(op=op, sync="solo"), job).load(None, lambda: states)
     scale = (job.engine.size / 4 if op == Average else 1.0) * (job.engine.rank == 0)
     held = {"a": np.empty(2, np.float32), "b": np.empty(3, half.dtype)}
-    for number, tensor in enumerate(channel.travelling):
+    for number, tensor in enumerate(channel.sent_tensors):
         job.engine.read_held(channel.handle, number, held[tensor.name])
     assert_equal([held["a"], held["b"].astype(np.float32)], [[6 * scale, 4 * scale], [scale, 2 * scale, 3 * scale]])
     assert rounds(None, lambda: states) == 17
@@ -150,7 +150,7 @@ def test_another_number_of_ranks_holds_the_scaled_sum_on_rank_0(op: Any) -> None
 
 def test_files_that_cannot_be_read_are_named(caplog: pytest.LogCaptureFixture) -> None:
     job = runtime.current()
-    channel = registration.open("torn", [Tensor("a", (2,), "float32")], job.options, partial=Partial("solo"))
+    channel = registration.open_channel("torn", [Tensor("a", (2,), "float32")], job.options, partial=Partial("solo"))
     Held(channel, GradientOptions(sync="solo"), job).load(None, lambda: [{"rounds": np.array(1)}])
     assert ("are dropped" in caplog.text) == (job.engine.rank == 0)
     assert not job.engine.holds(channel.handle)

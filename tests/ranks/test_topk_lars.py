@@ -120,7 +120,7 @@ def test_estimates_of_the_norms_of_large_tensors_train_alike_on_all_ranks_and_ne
         moved = np.linalg.norm(wanted - before)
         assert moved > 0
         assert np.linalg.norm(result - wanted) < 0.1 * moved
-    kept = tried.optimizer._hvd_ext_reducer.momentum.save([kinds.key(one) for one in tried.ours])["gradient norms"]
+    kept = tried.optimizer._hvd_ext.reducer.momentum.save([kinds.key(one) for one in tried.ours])["gradient norms"]
     np.testing.assert_allclose(kept[[0, 2]], tried.plain._before.numpy()[[0, 2]], rtol=0.2)
 
 
@@ -129,7 +129,7 @@ def test_norms_that_another_number_of_ranks_has_saved_are_those_of_the_next_step
     saved = {"ranks": 5, "steps": 7, "flushing": False, "gradient norms": [2.0, 0.0, 3.0]}
     states = [{name: np.array(value) for name, value in saved.items()} for _ in range(5)]
     object.__setattr__(tried.plain, "_before", tf.Variable([2.0, 0.0, 3.0], dtype=tf.float64))
-    tried.optimizer._hvd_ext_reducer.restore({0: (None, lambda: iter(states))})
+    tried.optimizer._hvd_ext.reducer.restore({0: (None, lambda: iter(states))})
     tried.train(1)
     assert all(np.abs(one - before).max() > 0.001 for one, before in zip(values(tried.ours), tried.start, strict=True))
     assert_close(tried.ours, tried.reference, rtol=0, atol=1e-6)

@@ -106,7 +106,7 @@ def states_of(ranks: int) -> list[dict[str, np.ndarray]]:
 def test_of_another_number_of_ranks_every_update_that_waits_is_kept() -> None:
     weights, states = variables(), states_of(4)
     optimizer = wrapped(weights)
-    optimizer._hvd_ext_reducer.restore({0: (None, lambda: iter(states))})
+    optimizer._hvd_ext.reducer.restore({0: (None, lambda: iter(states))})
     apply(optimizer, nothing(), weights)  # a flush was asked for
     expected = [part.reshape(-1) for part in nothing()]
     for saved in states:
@@ -115,7 +115,7 @@ def test_of_another_number_of_ranks_every_update_that_waits_is_kept() -> None:
                 _, tensor, offset, _ = key.split("/")
                 expected[int(tensor)][int(offset) : int(offset) + array.size] -= array / 4
     assert_equal([part.reshape(-1) for part in values(weights)], expected)
-    assert optimizer._hvd_ext_reducer.sets[0].feedback.steps == 8
+    assert optimizer._hvd_ext.reducer.sets[0].policy.feedback.steps == 8
 
 
 def test_files_that_a_rank_cannot_read_are_named_and_training_begins_with_nothing(
@@ -128,7 +128,7 @@ def test_files_that_a_rank_cannot_read_are_named_and_training_begins_with_nothin
 
     weights = variables()
     optimizer = wrapped(weights)
-    optimizer._hvd_ext_reducer.restore({0: (None, everyone)})
+    optimizer._hvd_ext.reducer.restore({0: (None, everyone)})
     apply(optimizer, nothing(), weights)
     assert not any(np.any(weight) for weight in values(weights))
     if hvd.rank() == 0:
@@ -263,7 +263,7 @@ def test_a_clip_of_gradients_whose_norm_overflows_leaves_the_step_out() -> None:
     weights = variables()[:1]
     optimizer = wrapped(weights, clip=1.0)
     optimizer.apply([tf.fill(SHAPES[0], 3e19 if hvd.rank() == 0 else 0.0)], weights)
-    assert optimizer._hvd_ext_reducer.sets[0].feedback.skipped == 1
+    assert optimizer._hvd_ext.reducer.sets[0].policy.feedback.skipped == 1
     assert int(optimizer.iterations) == 0
 
 
@@ -298,12 +298,12 @@ def test_what_is_restored_replaces_what_waits_in_every_channel() -> None:
     first, second = gradients(hvd.rank(), 0)[::2]
     step([first, None])
     step([first, second])
-    (kept,) = optimizer._hvd_ext_reducer.sets
-    saved = kept.save()
+    (kept,) = optimizer._hvd_ext.reducer.sets
+    saved = kept.policy.save()
     step([first, None])
     assert len(kept.channels) == 2
-    kept.load(saved, lambda: iter(()))
-    again = kept.save()
+    kept.policy.load(saved, lambda: iter(()))
+    again = kept.policy.save()
     assert saved.keys() == again.keys()
     assert all(np.array_equal(saved[key], again[key]) for key in saved)
 
@@ -311,7 +311,7 @@ def test_what_is_restored_replaces_what_waits_in_every_channel() -> None:
 def test_a_save_before_the_first_step_says_what_it_cannot_have(caplog: pytest.LogCaptureFixture) -> None:
     made = model()
     made.compile(wrapped(variables()[:1]), "mse")
-    made.optimizer._hvd_ext_reducer.restore({0: (None, lambda: iter(()))})  # of another number of ranks
+    made.optimizer._hvd_ext.reducer.restore({0: (None, lambda: iter(()))})  # of another number of ranks
     with caplog.at_level(logging.WARNING, "hvd_ext"):
         assert optimizer_states.collect(made) == {}
     said = "saved before its first step on another number of ranks: what the ranks carry over (top-k) is not in"

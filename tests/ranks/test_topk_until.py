@@ -343,8 +343,8 @@ def test_a_state_that_nobody_can_read_leaves_the_way_to_send_as_it_is() -> None:
     tried = Whole()
     for number in range(6):
         if number in (1, 5):
-            (kept,) = tried.optimizer._hvd_ext_reducer.sets
-            kept.load(None, lambda: iter(()))
+            (kept,) = tried.optimizer._hvd_ext.reducer.sets
+            kept.policy.load(None, lambda: iter(()))
             assert tried.is_whole == (number == 5)
         tried.take(number)
     assert tried.is_whole

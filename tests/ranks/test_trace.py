@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 def train(name: str, rank: int, size: int, steps: int = STEPS) -> registration.Channel:
     """Steps of a channel of several buckets; the sums are checked."""
     specs = [Tensor(f"g{i}", (n,), "float32") for i, n in enumerate(SIZES)]
-    channel = registration.open(name, specs, Options(bucket_nbytes=16_000, op=hvd.Sum))
+    channel = registration.open_channel(name, specs, Options(bucket_nbytes=16_000, op=hvd.Sum))
     reduce = tf.function(channel.reduce)
     for step in range(steps):
         sums = reduce([tf.constant(values(rank, (n,), step), tf.float32) for n in SIZES])

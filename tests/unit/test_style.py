@@ -103,8 +103,8 @@ def offences(folder: str, forbidden: set[str]) -> dict[str, set[str]]:
     return found
 
 
-# The rooms of the package from the lowest floor to the highest: a file imports from its own room and from lower ones.
-FLOORS = (
+# The layers of the package: a module imports from its own layer and from earlier ones.
+LAYERS = (
     *("errors", "simulation", "state", "topology", "compression", "planning", "options", "engine", "trace", "job"),
     *("tensorflow", "runner", "cluster", "data", "keras", "build", "doctor", "commands", "bench"),
     "__main__",
@@ -116,8 +116,8 @@ PACKAGE = {
 }
 
 
-def room(module: str) -> str:
-    """Names the room of a module; `hvd_ext.tensorflow.keras` is the room of Keras under Horovod's name for it."""
+def layer(module: str) -> str:
+    """Names the layer of a module; `hvd_ext.tensorflow.keras` is the layer of Keras under Horovod's name for it."""
     return "keras" if module.startswith("hvd_ext.tensorflow.keras") else module.split(".")[1]
 
 
@@ -140,13 +140,13 @@ def needed(path: Path, *, at_import: bool = False) -> set[str]:
     return set(found(parsed(path))) - {"hvd_ext"}
 
 
-def test_every_room_has_its_floor_and_no_file_imports_from_a_higher_one():
+def test_no_module_imports_a_later_layer():
     assert {path.name for path in (ROOT / "hvd_ext").glob("*.py")} == {"__init__.py", "__main__.py", "errors.py"}
     graph = {module: needed(path) for module, path in PACKAGE.items() if module != "hvd_ext"}
-    assert {room(module) for module in graph} == set(FLOORS)
-    floor = {module: FLOORS.index(room(module)) for module in graph}
-    upward = [f"{module} -> {other}" for module in graph for other in graph[module] if floor[other] > floor[module]]
-    assert upward == []
+    assert {layer(module) for module in graph} == set(LAYERS)
+    place = {module: LAYERS.index(layer(module)) for module in graph}
+    later = [f"{module} -> {other}" for module in graph for other in graph[module] if place[other] > place[module]]
+    assert later == []
 
 
 def test_no_imports_go_in_a_circle():
@@ -247,3 +247,9 @@ def test_the_mark_of_a_file_stands_in_the_file_and_not_in_a_program_of_it():
     assert not loses_its_mark(f'{mark}PROGRAM = """\n"""\n')
     tests = [path for path in PYTHON if name(path).startswith(("tests/", "benchmarks/tests/"))]
     assert [name(path) for path in tests if loses_its_mark(path.read_text(encoding="utf-8"))] == []
+
+
+def test_the_design_page_is_short_and_wraps():
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    assert len(text.split()) <= 5000
+    assert [line for line in text.splitlines() if len(line) > 120] == []

@@ -46,7 +46,7 @@ Status LoadAbsent(int64_t cache, const std::vector<int64_t>& numbers, int64_t mi
                   const Store::Take& take) {
   const HvdExtCacheLoad load = the_load.load();
   const std::string subject = "cache (" + std::to_string(cache) + ")";
-  if (load == nullptr) return Internal(subject + ": nobody loads samples in this process");
+  if (load == nullptr) return Internal(subject + ": no sample loader is registered in this process");
   const int64_t n = static_cast<int64_t>(numbers.size());
   Loading loading{take, std::vector<char>(numbers.size()), {}, Status::Ok()};
   Loadings& loadings = TheLoadings();

@@ -50,7 +50,7 @@ Paths PathsOf(const HvdExtConfig& config) {
   return paths;
 }
 
-SparseSpec SparseOf(const HvdExtSparse& sparse) {
+SparseSpec SparseOf(const HvdExtSelection& sparse) {
   SparseSpec native;
   native.selection = {static_cast<Selector>(sparse.selector), sparse.samplings, sparse.seed, sparse.threshold};
   if (sparse.has_momentum != 0) native.correction = {sparse.momentum, sparse.nesterov != 0, sparse.masks != 0};
@@ -62,20 +62,18 @@ SparseSpec SparseOf(const HvdExtSparse& sparse) {
   return native;
 }
 
-ChannelSpec SpecOf(const char* name, int64_t n_tensors, const char* const* tensor_names, const int64_t* elements,
-                   int64_t n_buckets, const int64_t* bucket_sizes, const int64_t* bucket_tensors, const int32_t* dtypes,
-                   const int32_t* wires, const int32_t* ops, const int64_t* plans, const int64_t* segment_nbytes,
-                   const HvdExtSparse* sparse) {
+ChannelSpec SpecOf(const HvdExtChannel& channel) {
   ChannelSpec spec;
-  spec.name = name;
-  spec.tensor_names.assign(tensor_names, tensor_names + n_tensors);
-  spec.elements.assign(elements, elements + n_tensors);
-  for (int64_t i = 0; i < n_buckets; ++i) {
-    spec.buckets.push_back({static_cast<DType>(dtypes[i]), static_cast<ReduceOp>(ops[i]), plans[i], segment_nbytes[i],
-                            std::vector<int64_t>(bucket_tensors, bucket_tensors + bucket_sizes[i])});
-    if (wires[i] >= 0) spec.buckets.back().wire = static_cast<DType>(wires[i]);
-    if (sparse != nullptr && sparse[i].enabled != 0) spec.buckets.back().sparse = SparseOf(sparse[i]);
-    bucket_tensors += bucket_sizes[i];
+  spec.name = channel.name;
+  spec.tensor_names.assign(channel.tensor_names, channel.tensor_names + channel.n_tensors);
+  spec.elements.assign(channel.elements, channel.elements + channel.n_tensors);
+  for (int64_t i = 0; i < channel.n_buckets; ++i) {
+    const HvdExtBucket& bucket = channel.buckets[i];
+    spec.buckets.push_back({static_cast<DType>(bucket.dtype), static_cast<ReduceOp>(bucket.op), bucket.plan,
+                            bucket.segment_nbytes,
+                            std::vector<int64_t>(bucket.tensors, bucket.tensors + bucket.n_tensors)});
+    if (bucket.wire >= 0) spec.buckets.back().wire = static_cast<DType>(bucket.wire);
+    if (bucket.selection != nullptr) spec.buckets.back().sparse = SparseOf(*bucket.selection);
   }
   return spec;
 }
@@ -234,31 +232,17 @@ int hvd_ext_plan_remove(int64_t plan) {
   return Report(status.ok() ? found->RemovePlan(plan) : status);
 }
 
-int hvd_ext_channel_open(int64_t engine, const char* name, int64_t n_tensors, const char* const* tensor_names,
-                         const int64_t* elements, int64_t n_buckets, const int64_t* bucket_sizes,
-                         const int64_t* bucket_tensors, const int32_t* dtypes, const int32_t* wires, const int32_t* ops,
-                         const int64_t* plans, const int64_t* segment_nbytes, const HvdExtSparse* sparse,
-                         const HvdExtPartial* partial, int64_t* channel) {
+int hvd_ext_channel_open(int64_t engine, const HvdExtChannel* spec, int64_t* channel) {
   std::shared_ptr<Engine> found;
   Status status = Engine::Find(engine, &found);
   if (!status.ok()) return Report(status);
-  ChannelSpec spec = SpecOf(name, n_tensors, tensor_names, elements, n_buckets, bucket_sizes, bucket_tensors, dtypes,
-                            wires, ops, plans, segment_nbytes, sparse);
-  if (partial != nullptr) spec.partial = PartialOf(*partial, found->size());
-  return Report(found->OpenChannel(std::move(spec), channel));
+  ChannelSpec native = SpecOf(*spec);
+  if (spec->partial != nullptr) native.partial = PartialOf(*spec->partial, found->size());
+  return Report(found->OpenChannel(std::move(native), channel));
 }
 
-int hvd_ext_channel_switch(int64_t channel, const char* name, int64_t n_tensors, const char* const* tensor_names,
-                           const int64_t* elements, int64_t n_buckets, const int64_t* bucket_sizes,
-                           const int64_t* bucket_tensors, const int32_t* dtypes, const int32_t* wires,
-                           const int32_t* ops, const int64_t* plans, const int64_t* segment_nbytes,
-                           const HvdExtSparse* sparse) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  if (!status.ok()) return Report(status);
-  return Report(
-      found->SwitchLayout(channel, SpecOf(name, n_tensors, tensor_names, elements, n_buckets, bucket_sizes,
-                                          bucket_tensors, dtypes, wires, ops, plans, segment_nbytes, sparse)));
+int hvd_ext_channel_switch(int64_t channel, const HvdExtChannel* spec) {
+  return OnChannel(channel, [&](Engine* engine) { return engine->SwitchLayout(channel, SpecOf(*spec)); });
 }
 
 int hvd_ext_channel_at_step(int64_t channel, int64_t step, void (*call)(int64_t channel, int64_t step)) {
@@ -269,7 +253,7 @@ int hvd_ext_channel_at_step(int64_t channel, int64_t step, void (*call)(int64_t 
 }
 
 int hvd_ext_channel_times(int64_t channel, int64_t most, int64_t n_tensors, int64_t* steps, double* begins_s,
-                          double* ends_s, double* came_s, int64_t* count) {
+                          double* ends_s, double* arrival_offset_s, int64_t* count) {
   std::shared_ptr<Engine> found;
   Status status = Engine::OfChannel(channel, &found);
   std::vector<StepTimes> times;
@@ -280,12 +264,12 @@ int hvd_ext_channel_times(int64_t channel, int64_t most, int64_t n_tensors, int6
     *steps++ = one.step;
     *begins_s++ = one.begin_s;
     *ends_s++ = one.end_s;
-    if (came_s == nullptr) continue;
-    if (static_cast<int64_t>(one.came_s.size()) != n_tensors) {
-      return Report(Invalid("times of a channel: it has " + std::to_string(one.came_s.size()) + " tensors, not " +
-                            std::to_string(n_tensors)));
+    if (arrival_offset_s == nullptr) continue;
+    if (static_cast<int64_t>(one.arrival_offset_s.size()) != n_tensors) {
+      return Report(Invalid("times of a channel: it has " + std::to_string(one.arrival_offset_s.size()) +
+                            " tensors, not " + std::to_string(n_tensors)));
     }
-    came_s = std::copy(one.came_s.begin(), one.came_s.end(), came_s);
+    arrival_offset_s = std::copy(one.arrival_offset_s.begin(), one.arrival_offset_s.end(), arrival_offset_s);
   }
   return Report(status);
 }
@@ -416,8 +400,8 @@ int hvd_ext_channel_set_flags(int64_t channel, int64_t flags) {
 }
 
 int hvd_ext_channel_rounds(int64_t channel, int64_t first, int64_t most, int64_t size, int64_t* numbers,
-                           double* begins_s, double* overs_s, double* waited_s, int64_t* arrived, int64_t* flags,
-                           double* came_s, int64_t* count) {
+                           double* begins_s, double* finished_s, double* waited_s, int64_t* arrived, int64_t* flags,
+                           double* announced_s, int64_t* count) {
   std::shared_ptr<Engine> found;
   Status status = Engine::OfChannel(channel, &found);
   if (!status.ok()) return Report(status);
@@ -431,12 +415,12 @@ int hvd_ext_channel_rounds(int64_t channel, int64_t first, int64_t most, int64_t
   for (const RoundInfo& round : rounds) {
     numbers[*count] = round.round;
     begins_s[*count] = round.begin_s;
-    overs_s[*count] = round.over_s;
+    finished_s[*count] = round.over_s;
     waited_s[*count] = round.waited_s;
     std::copy(round.arrived.begin(), round.arrived.end(), arrived + *count * size);
     std::copy(round.flags.begin(), round.flags.end(), flags + *count * size);
-    std::fill_n(came_s + *count * size, size, 0.0);
-    std::copy(round.came_s.begin(), round.came_s.end(), came_s + *count * size);
+    std::fill_n(announced_s + *count * size, size, 0.0);
+    std::copy(round.announced_s.begin(), round.announced_s.end(), announced_s + *count * size);
     ++*count;
   }
   return Report(status);

@@ -10,41 +10,14 @@
 extern "C" {
 #endif
 
-#define HVD_EXT_ABI_VERSION 11
+#define HVD_EXT_ABI_VERSION 12
 
-typedef struct {
-  double stall_warn_s;
-  double stall_fatal_s;
-  int64_t window;
-  int64_t shared_memory;   // 0: messages inside a host go by what carries them between hosts
-  int64_t tcp;             // TcpOptions::Use of transport.h
-  const char* interfaces;  // TcpOptions::interfaces
-} HvdExtConfig;
-
-// What makes a bucket sparse: see SparseSpec of engine.h.
-typedef struct {
-  int32_t enabled;              // 0: an ordinary bucket
-  int32_t selector, samplings;  // Selector of kernels/topk.h
-  uint64_t seed;
-  double threshold;
-  int64_t dense_plan;
-  double dense_above;
-  float momentum;
-  int32_t has_momentum, nesterov, masks;
-  int32_t value_wire;  // a dtype; -1: float32
-  int32_t indices;     // 0 the smallest, 1 int32, 2 gaps, 3 a bitmap
-  int32_t per_tensor;
-} HvdExtSparse;
-
-// What makes a channel's rounds partial: see PartialSpec of engine.h and RoundRules of rounds.h.
-typedef struct {
-  int32_t sync;  // 0 all ranks, 1 the first, 2 a drawn one, 3 the first `quorum`
-  int32_t holds_again;
-  int64_t quorum, staleness, before;
-  uint64_t seed;
-  int64_t plan, segment_nbytes;
-  const int32_t* hosts;  // of each rank
-} HvdExtPartial;
+// clang-format off
+#define HVD_EXT_STRUCT(name) typedef struct {
+#define HVD_EXT_FIELD(type, name) type name;
+#define HVD_EXT_END(name) } name;
+#include "engine/spec.def"
+// clang-format on
 
 int64_t hvd_ext_abi_version(void);
 int64_t hvd_ext_plan_version(void);  // HVD_EXT_PLAN_VERSION of ir.def
@@ -66,26 +39,16 @@ void hvd_ext_abort(int32_t code);  // ends the job at once; a no-op where no eng
 int hvd_ext_plan_add(int64_t engine, const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan);
 int hvd_ext_plan_remove(int64_t plan);
 
-// `bucket_tensors` holds the tensors of all buckets, one bucket after the other; `bucket_sizes` says how many each has.
-// `wires` holds the dtype in which float32 travels, -1 for its own. `sparse` has an element for each bucket; null: none
-// is. `partial` is null for a channel whose steps wait for all ranks.
-int hvd_ext_channel_open(int64_t engine, const char* name, int64_t n_tensors, const char* const* tensor_names,
-                         const int64_t* elements, int64_t n_buckets, const int64_t* bucket_sizes,
-                         const int64_t* bucket_tensors, const int32_t* dtypes, const int32_t* wires, const int32_t* ops,
-                         const int64_t* plans, const int64_t* segment_nbytes, const HvdExtSparse* sparse,
-                         const HvdExtPartial* partial, int64_t* channel);
-// The next step of the channel has other buckets; `channel` first, the rest as for open. See Engine::SwitchLayout.
-int hvd_ext_channel_switch(int64_t channel, const char* name, int64_t n_tensors, const char* const* tensor_names,
-                           const int64_t* elements, int64_t n_buckets, const int64_t* bucket_sizes,
-                           const int64_t* bucket_tensors, const int32_t* dtypes, const int32_t* wires,
-                           const int32_t* ops, const int64_t* plans, const int64_t* segment_nbytes,
-                           const HvdExtSparse* sparse);
+int hvd_ext_channel_open(int64_t engine, const HvdExtChannel* spec, int64_t* channel);
+// The next step of the channel has other buckets. See Engine::SwitchLayout.
+int hvd_ext_channel_switch(int64_t channel, const HvdExtChannel* spec);
 // `call` is called once, before step `step` or the first one after it begins, on the thread that begins it.
 int hvd_ext_channel_at_step(int64_t channel, int64_t step, void (*call)(int64_t channel, int64_t step));
 // The newest complete steps, at most `most`, the oldest first: their numbers; when they began and ended, by a steady
-// clock, in seconds; and for each of them n_tensors times from its begin to a tensor's arrival. `came_s` may be null.
+// clock, in seconds; and for each of them n_tensors times from its begin to a tensor's arrival. `arrival_offset_s` may
+// be null.
 int hvd_ext_channel_times(int64_t channel, int64_t most, int64_t n_tensors, int64_t* steps, double* begins_s,
-                          double* ends_s, double* came_s, int64_t* count);
+                          double* ends_s, double* arrival_offset_s, int64_t* count);
 int hvd_ext_channel_close(int64_t channel);
 int hvd_ext_channel_begin_step(int64_t channel);
 // One whole step, blocking: tensor i is read from inputs[i], nbytes[i] long, and its result is written to outputs[i],
@@ -128,8 +91,8 @@ int hvd_ext_channel_progress(int64_t channel, int64_t* step, int64_t* over);
 int hvd_ext_channel_set_quorum(int64_t channel, int64_t quorum);
 int hvd_ext_channel_set_flags(int64_t channel, int64_t flags);
 int hvd_ext_channel_rounds(int64_t channel, int64_t first, int64_t most, int64_t size, int64_t* numbers,
-                           double* begins_s, double* overs_s, double* waited_s, int64_t* arrived, int64_t* flags,
-                           double* came_s, int64_t* count);
+                           double* begins_s, double* finished_s, double* waited_s, int64_t* arrived, int64_t* flags,
+                           double* announced_s, int64_t* count);
 int hvd_ext_channel_held_read(int64_t channel, int64_t tensor, void* to, int32_t* held);
 int hvd_ext_channel_held_write(int64_t channel, int64_t tensor, const void* from);
 

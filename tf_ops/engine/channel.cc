@@ -82,7 +82,7 @@ std::vector<StepTimes> Channel::Times(int64_t most) const {
   std::vector<StepTimes> times(times_.begin(), times_.end());
   if (!steps_.empty() && IsComplete(*steps_.back())) {
     const ChannelStep& last = *steps_.back();
-    times.push_back({last.number, last.begin_s, last.end_s, last.came_s});
+    times.push_back({last.number, last.begin_s, last.end_s, last.arrival_offset_s});
   }
   const int64_t kept = static_cast<int64_t>(times.size());
   times.erase(times.begin(), times.end() - std::min(kept, std::max<int64_t>(most, 0)));
@@ -155,7 +155,7 @@ Status Channel::BeginStep(const std::optional<TopKStep>& topk, std::vector<Deliv
   if (!steps_.empty() && IsComplete(*steps_.back())) {
     const ChannelStep& last = *steps_.back();
     if (times_.size() == kTimesKept) times_.pop_front();
-    times_.push_back({last.number, last.begin_s, last.end_s, last.came_s});
+    times_.push_back({last.number, last.begin_s, last.end_s, last.arrival_offset_s});
   }
   // The last step stays, for collects that come late; older ones stay while somebody waits for them.
   for (size_t i = 0; i + 1 < steps_.size();) {
@@ -233,7 +233,7 @@ Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor,
   }
   step->tensor(tensor).state = ChannelStep::Tensor::kHere;
   const double now_s = NowSeconds();
-  step->came_s[static_cast<size_t>(tensor)] = now_s - step->begin_s;
+  step->arrival_offset_s[static_cast<size_t>(tensor)] = now_s - step->begin_s;
   ++step->here;
   const Layout& layout = *step->layout;
   int64_t filled = layout.place(tensor).bucket;

@@ -187,7 +187,7 @@ struct ChannelStep {
         layout(std::move(l)),
         states(std::move(s)),
         begin_s(NowSeconds()),
-        came_s(layout->places.size()),
+        arrival_offset_s(layout->places.size()),
         tensors(layout->places.size()),
         buckets(layout->buckets.size()) {}
 
@@ -199,8 +199,8 @@ struct ChannelStep {
   const std::shared_ptr<const Layout> layout;
   const std::shared_ptr<Channel::BucketStates> states;
   const double begin_s;
-  double end_s = 0;            // when the newest of its buckets ended
-  std::vector<double> came_s;  // by tensor, after begin_s
+  double end_s = 0;                      // when the newest of its buckets ended
+  std::vector<double> arrival_offset_s;  // by tensor, after begin_s
   std::vector<Tensor> tensors;
   std::vector<Bucket> buckets;
   int64_t reserved = 0;  // tensors that came or are being copied

@@ -156,7 +156,7 @@ struct TopKStatistics {
 struct StepTimes {
   int64_t step = 0;
   double begin_s = 0, end_s = 0;
-  std::vector<double> came_s;
+  std::vector<double> arrival_offset_s;
 };
 
 // A round of a partial channel that is over, by NowSeconds().
@@ -167,7 +167,7 @@ struct RoundInfo {
   std::vector<int64_t> arrived;    // of each rank the newest step whose gradient is in this round or in one before it
   std::vector<int64_t> flags;      // of each rank
   // On rank 0: when the word came that the gradient of this step is there, of each rank; 0: not yet. Elsewhere empty.
-  std::vector<double> came_s;
+  std::vector<double> announced_s;
 };
 
 // Ends a wait for the round of this rank's next step: false where all ranks have left, and there is no such round.

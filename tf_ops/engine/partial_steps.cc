@@ -279,7 +279,7 @@ void PartialSteps::Came(int rank, int64_t step) {
   std::vector<double>* came = nullptr;
   const auto info = InfoFrom(step);
   if (info != infos_.end() && info->round == step) {
-    came = &info->came_s;
+    came = &info->announced_s;
   } else if (step > over_ || rounds_.count(step) > 0) {
     came = &came_[step];
   }

@@ -37,7 +37,7 @@ using tensorflow::shape_inference::InferenceContext;
 // One list of an op must be as long as another; `what` names the two in words.
 absl::Status SameLength(const char* what, int64_t one, int64_t other) {
   if (one == other) return ToTensorFlow(Status::Ok());
-  return ToTensorFlow(Invalid(std::string(what) + " must be as many as each other: " + std::to_string(one) + ", " +
+  return ToTensorFlow(Invalid(std::string(what) + " must have equal lengths; got " + std::to_string(one) + " and " +
                               std::to_string(other)));
 }
 

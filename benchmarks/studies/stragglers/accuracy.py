@@ -296,7 +296,7 @@ def train(task: Images, mode: Mode, epochs: int) -> dict[str, Any]:
     counts = found.staleness
     return {
         "accuracies": curve,
-        "times_s": found.overs_s[ends].tolist(),
+        "times_s": found.finished_s[ends].tolist(),
         "active": found.active,
         "staleness": float(counts @ np.arange(len(counts)) / counts.sum()),
     }

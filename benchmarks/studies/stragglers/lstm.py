@@ -139,7 +139,7 @@ def trained(mode: str, seed: int) -> dict[str, Any]:
         about["active"] = float(replay.active(found.arrived).mean())
         about["staleness"] = float(late @ np.arange(len(late)) / late.sum())
         if hvd.rank() == 0:
-            step_s, round_s = computing_s(found), float(np.quantile(found.overs_s - found.begins_s, 0.25))
+            step_s, round_s = computing_s(found), float(np.quantile(found.finished_s - found.begins_s, 0.25))
             ours, full = play(step_s, Rules(mode, staleness=STALENESS), round_s), play(step_s, Rules(), round_s)
             about["modelled"] = ours.rounds_per_s() / full.rounds_per_s()
     hvd.shutdown()

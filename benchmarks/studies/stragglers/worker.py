@@ -332,16 +332,16 @@ def main(text: str) -> None:
             found = runtime.current().engine.rounds(channel.handle, before + 1, count)
             return {
                 "mode": channel.partial.mode,
-                "quorum": int(one.carried.save().get("quorum", channel.partial.quorum)),
+                "quorum": int(one.policy.save().get("quorum", channel.partial.quorum)),
                 "seed": channel.partial.seed,
                 "before": channel.partial.before + before,
                 "arrived": (found.arrived - before).tolist(),
-                "round_s": (found.overs_s - found.begins_s).tolist(),
+                "round_s": (found.finished_s - found.begins_s).tolist(),
             }
 
         @property
         def _reducer(self) -> Any:
-            return self.learner.optimizer._hvd_ext_reducer
+            return self.learner.optimizer._hvd_ext.reducer
 
     hvd.init()
 

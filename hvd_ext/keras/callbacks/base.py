@@ -79,7 +79,7 @@ def trains_together(model: Any) -> bool:
         of the user's own may do anything, and where only some ranks train together.
     """
     return _trains_by_itself(model) and any(
-        one._hvd_ext_reducer.options.process_set in (None, global_process_set)
+        one._hvd_ext.reducer.options.process_set in (None, global_process_set)
         for one in models.wrapped(model.optimizer)
     )
 

@@ -14,8 +14,8 @@ from hvd_ext.tensorflow import layers
 from hvd_ext.tensorflow.collectives.objects import allgather_object
 from hvd_ext.tensorflow.collectives.variables import broadcast_variables
 from hvd_ext.tensorflow.gradients import kinds
-from hvd_ext.tensorflow.gradients.reducer import Reducer
-from hvd_ext.tensorflow.gradients.words import partial_reducer
+from hvd_ext.tensorflow.gradients.distribution import reducer_of
+from hvd_ext.tensorflow.gradients.round_flags import partial_reducer
 
 _NAME = "BroadcastGlobalVariablesCallback"
 
@@ -126,8 +126,8 @@ class BroadcastGlobalVariablesCallback(base.Callback):
     def _announce(self, follows: bool) -> None:
         """Tell the optimizers whether a broadcast follows the coming batch: until then the weights may be unequal."""
         for optimizer in models.optimizers(self.model):
-            reducer = getattr(optimizer, "_hvd_ext_reducer", None)
-            if isinstance(reducer, Reducer):
+            reducer = reducer_of(optimizer)
+            if reducer is not None:
                 reducer.broadcast_follows = follows
 
     def _weights(self) -> list[Any]:

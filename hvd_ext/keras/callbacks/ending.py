@@ -54,7 +54,7 @@ class EndTogether(base.Callback):
         for optimizer in self._partial:
             passes, done = accumulated(optimizer)
             if 0 < (done + now) // passes == (done + left) // passes:
-                optimizer._hvd_ext_reducer.flush((done + now) // passes)
+                optimizer._hvd_ext.reducer.flush((done + now) // passes)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """End the epoch before its validation."""
@@ -87,4 +87,4 @@ class EndTogether(base.Callback):
 def _optimizers(model: Any, option: str) -> list[Distributed]:
     """List the wrapped optimizers of a model that have an option."""
     found = [one for outer in models.optimizers(model) for one in models.wrapped(outer)]
-    return [one for one in found if getattr(one._hvd_ext_reducer.options, option)]
+    return [one for one in found if getattr(one._hvd_ext.reducer.options, option)]

@@ -33,7 +33,7 @@ class SameHyperparameters(base.Callback):
         found: dict[tuple[tuple[int, ...], str], str] = {}
         wrapped = [one for outer in models.optimizers(self.model) for one in models.wrapped(outer)]
         for number, optimizer in enumerate(wrapped):
-            reducer = optimizer._hvd_ext_reducer
+            reducer = optimizer._hvd_ext.reducer
             job = process_sets.runtime_of(reducer.options.process_set)
             if job is not None:
                 whose = f"optimizer {reducer.label!r}" + (f" ({number + 1} of {len(wrapped)})" if wrapped[1:] else "")

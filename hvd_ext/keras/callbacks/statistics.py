@@ -95,10 +95,8 @@ def _statistics(model: Any) -> list[Any]:
     local: set[Any] = set()
     for optimizer in models.optimizers(model):
         for one in models.wrapped(optimizer):
-            local |= one._hvd_ext_reducer.local_keys
-            local |= {
-                kinds.key(weight) for layer in getattr(one, "_hvd_ext_local_layers", ()) for weight in layer.weights
-            }
+            local |= one._hvd_ext.reducer.local_keys
+            local |= {kinds.key(weight) for layer in one._hvd_ext.local_layers for weight in layer.weights}
     return [
         variable
         for variable in model.non_trainable_weights

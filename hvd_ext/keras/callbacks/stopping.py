@@ -9,7 +9,7 @@ from hvd_ext.keras.callbacks import base
 from hvd_ext.keras.callbacks.broadcast import check_steps
 from hvd_ext.keras.optimizers import models
 from hvd_ext.tensorflow.collectives.objects import allgather_object
-from hvd_ext.tensorflow.gradients.words import STOP_BIT, Word, partial_reducer
+from hvd_ext.tensorflow.gradients.round_flags import STOP_BIT, RoundFlags, partial_reducer
 
 _NAME = "fit"
 
@@ -46,18 +46,18 @@ class StopTogether(base.Callback):
         self._epoch = 0
         self._steps = 0
         self._wanted = False
-        self._word: Word | None = None
+        self._flags: RoundFlags | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Compare what `fit` was called with, and agree on how often to agree."""
         base.refuse_plain(self.model)
         reducer = partial_reducer(models.optimizers(self.model)) if base.trains_together(self.model) else None
-        self._word = None if reducer is None else Word(reducer, STOP_BIT, 1)
-        if self._word is not None:
-            self._word.say(0)
+        self._flags = None if reducer is None else RoundFlags(reducer, STOP_BIT, 1)
+        if self._flags is not None:
+            self._flags.send(0)
         first = getattr(self.model, "_initial_epoch", None) if self.restored else None
         ranks = allgather_object((self.params.get("steps"), self.params.get("epochs"), self.every, first), name=_NAME)
-        if self._word is None:
+        if self._flags is None:
             check_steps([steps for steps, _, _, _ in ranks])
         for rank, (_, epochs, _, _) in enumerate(ranks):
             if epochs != ranks[0][1]:
@@ -78,10 +78,10 @@ class StopTogether(base.Callback):
         """Hold `stop_training` back, and agree if it is time to."""
         self._steps += 1
         self._hold_back()
-        if self._every and self._word is not None:
+        if self._every and self._flags is not None:
             if self._wanted:
-                self._word.say(1)
-            self.model.stop_training = bool(self._word.heard())
+                self._flags.send(1)
+            self.model.stop_training = bool(self._flags.received())
         elif self._every and self._steps % self._every == 0:
             self._agree("is after")
 
@@ -95,7 +95,7 @@ class StopTogether(base.Callback):
         self.model.stop_training = False
 
     def _agree(self, where: str) -> None:
-        steps = self._steps if self._word is None else "all"  # partial rounds take unequal numbers of batches
+        steps = self._steps if self._flags is None else "all"  # partial rounds take unequal numbers of batches
         ranks = allgather_object((where, steps, self._epoch, self._wanted), name=_NAME)
         for rank, (*position, _) in enumerate(ranks):
             if position != list(ranks[0][:3]):

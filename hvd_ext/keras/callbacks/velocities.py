@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.tensorflow.gradients.reducer import Reducer
+from hvd_ext.tensorflow.gradients.distribution import reducer_of
 
 # The attributes in which optimizers keep velocities that contain the learning rate. Muon has none: it applies the rate
 # after its momentum.
@@ -50,8 +50,8 @@ class Velocities:
     def scale(self, ratio: float) -> None:
         """Multiply all velocities by the ratio of the new learning rate to the old one."""
         slots = self._slots(self._optimizer)
-        reducer = getattr(self._optimizer, "_hvd_ext_reducer", None)
-        if isinstance(reducer, Reducer):
+        reducer = reducer_of(self._optimizer)
+        if reducer is not None:
             reducer.scale_momentum(ratio)
         if not slots:
             return

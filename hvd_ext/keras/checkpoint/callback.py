@@ -28,7 +28,7 @@ from hvd_ext.keras.optimizers.models import optimizers
 from hvd_ext.state import signals as watched
 from hvd_ext.state.folder import newest
 from hvd_ext.state.manifest import Manifest
-from hvd_ext.tensorflow.gradients.words import SIGNAL_BIT, Word, partial_reducer
+from hvd_ext.tensorflow.gradients.round_flags import SIGNAL_BIT, RoundFlags, partial_reducer
 
 __all__ = ["Checkpoint", "newest"]
 
@@ -142,7 +142,7 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
         self._asked_s = 0.0
         # with partial rounds: how signals travel; None: the ranks have unequal numbers of batches, and exchange signals
         # at the ends of epochs
-        self._word: Word | None = None
+        self._flags: RoundFlags | None = None
         self._partial = False
 
     @property
@@ -173,7 +173,7 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
         self._store.restore(*found)
         if found[1].swapped:
             self._store.swap_back(())
-        position.go_on(found[1].epoch)
+        position.resume_at(found[1].epoch)
         return found[1].epoch, found[1].step
 
     def save(self, epoch: int, step: int = 0, reason: str = "asked for") -> None:
@@ -269,7 +269,7 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
             self._store.forget()  # or the next epoch would begin with the checkpoint's state
         if self.stopped_by is not None:
             return
-        asked = self._exchange_signals()[0] if self._partial and self._word is None and self.signals else None
+        asked = self._exchange_signals()[0] if self._partial and self._flags is None and self.signals else None
         if asked or (self.every and (epoch + 1) % self.every == 0):
             self.save(epoch + 1, 0, asked or "end of epoch")
 
@@ -349,10 +349,10 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
 
     def _ask(self) -> str | None:
         """Learn whether a signal has come on some rank, and agree on when to ask again."""
-        if self._word is not None:
-            self._word.say(0 if self._watch.seen is None else 1 + self.signals.index(self._watch.seen))
-            heard = self._word.heard()
-            return self.signals[heard - 1] if heard else None
+        if self._flags is not None:
+            self._flags.send(0 if self._watch.seen is None else 1 + self.signals.index(self._watch.seen))
+            signal = self._flags.received()
+            return self.signals[signal - 1] if signal else None
         if self._partial:
             return None
         now_s = time.monotonic()
@@ -373,14 +373,14 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
         from hvd_ext.keras.callbacks import base
 
         reducer = partial_reducer(optimizers(self.model))
-        self._partial, self._word = reducer is not None and base.trains_together(self.model), None
+        self._partial, self._flags = reducer is not None and base.trains_together(self.model), None
         if reducer is None or not self._partial:
             return
         engine, own = runtime.current().engine, self.params.get("steps")
         steps = consensus.exchange(engine, "Checkpoint: steps of an epoch", lambda: own)
         if steps[0] is not None and all(one == steps[0] for one in steps):
-            self._word = Word(reducer, SIGNAL_BIT, 5)
-            self._word.say(0)
+            self._flags = RoundFlags(reducer, SIGNAL_BIT, 5)
+            self._flags.send(0)
         elif self.every_steps:
             raise InvalidError(
                 f"Checkpoint, every_steps ({self.every_steps}): with sync={reducer.options.sync!r} all ranks must have "

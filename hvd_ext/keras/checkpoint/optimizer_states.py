@@ -20,6 +20,7 @@ from hvd_ext.keras.optimizers.models import optimizers
 from hvd_ext.keras.optimizers.momentum import MomentumTaken
 from hvd_ext.state import arrays, manifest
 from hvd_ext.state.manifest import Manifest
+from hvd_ext.tensorflow.gradients.distribution import reducer_of
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 from hvd_ext.tensorflow.topk import feedback, residuals
 from hvd_ext.tensorflow.topk.feedback import Arrays, Everyone
@@ -41,11 +42,11 @@ def collect(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:
     for index, reducer in _reducers(model):
         for number, layout in reducer.save_layouts().items():
             found[f"buckets: optimizer {index}, variables {number}"] = layout
-        what = reducer.options.carries_over
+        what = reducer.policy.keeps
         if not what:
             continue
         for number, one in enumerate(reducer.sets):
-            saved = one.save()
+            saved = one.policy.save()
             if saved:
                 found[f"{what}: optimizer {index}, variables {number}"] = saved
         for number, (own, _) in reducer.pending.items():
@@ -96,7 +97,7 @@ def restore(
         if match is None:
             continue
         what, index, number = match[1], int(match[2]), int(match[3])
-        if index in reducers and reducers[index].options.carries_over == what:
+        if index in reducers and reducers[index].policy.keeps == what:
             by_optimizer.setdefault(index, {})[number] = states.get(owner), saved[owner]
             continue
         left.append(owner)
@@ -130,7 +131,7 @@ def _tell_of_dropped(optimizer: Any, own: Arrays | None, everyone: Everyone) -> 
     found: list[Arrays] = []
     with contextlib.suppress(HvdExtError, OSError, StopIteration):  # the owner is named as dropped
         found.append(next(iter(everyone())) if own is None else own)
-    label = getattr(getattr(optimizer, "_hvd_ext_reducer", None), "label", optimizer.name)
+    label = getattr(reducer_of(optimizer), "label", optimizer.name)
     if any(key.startswith(residuals.RESIDUAL) and np.any(array) for one in found for key, array in one.items()):
         _LOG.warning(
             "%s: it was saved with TopK, and its residuals are lost; call hvd_ext.flush() before saving", label
@@ -151,5 +152,5 @@ def _everyone(path: Path, found: Manifest, section: str) -> Iterator[dict[str, n
 
 
 def _reducers(model: keras.Model) -> list[tuple[int, Reducer]]:
-    found = [(index, getattr(optimizer, "_hvd_ext_reducer", None)) for index, optimizer in enumerate(optimizers(model))]
-    return [(index, one) for index, one in found if isinstance(one, Reducer)]
+    found = [(index, reducer_of(optimizer)) for index, optimizer in enumerate(optimizers(model))]
+    return [(index, one) for index, one in found if one is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import tensorflow as tf
 from hvd_ext.errors import InvalidError
 from hvd_ext.keras.optimizers.wrapper import Distributed, updates
 from hvd_ext.tensorflow.gradients import kinds
-from hvd_ext.tensorflow.gradients.carried import Delayed
+from hvd_ext.tensorflow.gradients.distribution import reducer_of
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 from hvd_ext.tensorflow.gradients.registration import GradientSet
 
@@ -36,23 +35,19 @@ def catch_up(optimizer: Any) -> int:
         InvalidError: the optimizer was not wrapped with these options, or the call is inside of a tf.function.
         CommunicationError: a peer is gone.
     """
-    reducer = getattr(optimizer, "_hvd_ext_reducer", None)
-    if not isinstance(reducer, Reducer) or not (reducer.options.partial or reducer.options.delay):
+    reducer = reducer_of(optimizer)
+    if reducer is None or not (reducer.options.partial or reducer.options.delay):
         raise InvalidError(
             f"catch_up ({optimizer!r}): must be an optimizer from hvd_ext.DistributedOptimizer with sync= or delay=1; "
             "steps of others have nothing to catch up with"
         )
     if not tf.executing_eagerly():
         raise InvalidError("catch_up: call it between two steps, outside of a tf.function")
+    if reducer.options.delay and accumulated(optimizer)[1]:
+        return 0
     applied = 0
     for one in _open(reducer):
-        if isinstance(one.carried, Delayed):
-            if one.carried.is_there and not accumulated(optimizer)[1]:
-                _apply(optimizer, one)
-                applied += 1
-            continue
-        channel = one.channels[0]
-        while one.job.engine.progress(channel.handle).behind > 0:
+        while one.policy.behind() > 0:
             _apply(optimizer, one)
             applied += 1
     return applied
@@ -69,7 +64,7 @@ def end_together(optimizer: Distributed) -> None:
     Raises:
         CommunicationError: a peer is gone.
     """
-    sets = list(_open(optimizer._hvd_ext_reducer))
+    sets = list(_open(optimizer._hvd_ext.reducer))
     for one in sets:
         one.job.engine.leave(one.channels[0].handle)
     for one in sets:
@@ -83,14 +78,15 @@ def _open(reducer: Reducer) -> Iterator[GradientSet]:
 
 def _apply(optimizer: Any, one: GradientSet) -> None:
     """Apply a result that is there, in as many passes as an update takes."""
-    reducer: Reducer = optimizer._hvd_ext_reducer
+    reducer = optimizer._hvd_ext.reducer
     passes, done = accumulated(optimizer)
     by_key = {kinds.key(variable): variable for variable in updates(optimizer)._trainable_variables}
     variables = [by_key[key] for key in reducer.keys_of(one)]
-    zeros = [tf.zeros(tuple(variable.shape), kinds.dtype(variable)) for variable in variables]
-    with contextlib.nullcontext() if done else reducer.without_gradient():
-        for _ in range(passes - done):
-            optimizer.apply(zeros, variables)
+    for _ in range(passes - done):
+        if done:  # the passes before are this rank's gradient of the step
+            optimizer.apply([tf.zeros(tuple(one.shape), kinds.dtype(one)) for one in variables], variables)
+        else:
+            optimizer.apply_absent(variables)
 
 
 def accumulated(optimizer: Any) -> tuple[int, int]:

@@ -56,11 +56,14 @@ def refuse_strategy(label: str) -> None:
         )
 
 
-def same_weights(reducer: Reducer, iterations: tf.Variable, variables: Sequence[Any], passes: int = 1) -> None:
+def same_weights(
+    reducer: Reducer, name: str, iterations: tf.Variable, variables: Sequence[Any], passes: int = 1
+) -> None:
     """Compare checksums of the weights over the ranks after every `check_every` steps; all ranks call it in each.
 
     Args:
-        reducer: its options have check_every; its local variables are left out. Its step is under way.
+        reducer: its options have check_every; its local variables are left out.
+        name: of the step (`Step.name`).
         iterations: of the optimizer; they are compared too.
         variables: the weights.
         passes: the number of calls that make a step.
@@ -74,7 +77,6 @@ def same_weights(reducer: Reducer, iterations: tf.Variable, variables: Sequence[
         return
     local = reducer.local_keys
     shared = [variable for variable in variables if kinds.key(variable) not in local]
-    name = reducer.step_name
     names = ["iterations", *(kinds.name(variable) for variable in shared)]
     if reducer not in _applied:
         with tf.init_scope(), tf.device("CPU:0"):

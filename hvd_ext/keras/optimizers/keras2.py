@@ -11,6 +11,7 @@ does not reduce them again, whether or not the caller asks it to skip the reduct
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import sys
 import types
@@ -28,6 +29,7 @@ from hvd_ext.options import Sum, compatibility as features
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import identity, kinds
+from hvd_ext.tensorflow.gradients.distribution import Distribution
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 from hvd_ext.tensorflow.skipping import Skipping
 
@@ -37,6 +39,23 @@ _PASSES_AND_SCALE = (
     "backward_passes_per_step: gradients would be added up before the loss-scale optimizer sees whether they are "
     "finite; use one pass and a larger batch, or the policy mixed_bfloat16"
 )
+
+
+@dataclasses.dataclass(eq=False)
+class Keras2Distribution(Distribution):
+    """What a wrapped optimizer of Keras 2 has of ours.
+
+    Args:
+        skipping: counts skipped steps, with a loss scale.
+        accumulation: adds gradients up, with backward_passes_per_step.
+        applying: whether an apply_gradients with reduced gradients is under way.
+        computes: whether compute_gradients has been called.
+    """
+
+    skipping: Skipping | None = None
+    accumulation: Accumulation | None = None
+    applying: bool = False
+    computes: bool = False
 
 
 def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
@@ -68,15 +87,13 @@ def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
     if scaling and options.backward_passes_per_step > 1:
         raise InvalidError(_PASSES_AND_SCALE)
     reducer = Reducer(identity.of_optimizer(label, _name(_inner(optimizer) or optimizer)), options)
-    put_in_front(
-        optimizer,
-        Keras2 if scaling else Legacy if _is_legacy(optimizer) else Aggregating,
-        _hvd_ext_reducer=reducer,
-        _hvd_ext_accumulation=Accumulation(options) if options.backward_passes_per_step > 1 else None,
-        _hvd_ext_inside=False,
-        _hvd_ext_computes=False,
-        _hvd_ext_skipping=Skipping(label) if scaling else None,
+    ours = Keras2Distribution(
+        reducer,
+        weakref.ref(optimizer),
+        skipping=Skipping(label) if scaling else None,
+        accumulation=Accumulation(options) if options.backward_passes_per_step > 1 else None,
     )
+    put_in_front(optimizer, ours, Keras2 if scaling else Legacy if _is_legacy(optimizer) else Aggregating)
     weakref.finalize(optimizer, reducer.close).atexit = False
     models.drop_traced_steps(optimizer, model_class)
     return optimizer
@@ -85,10 +102,7 @@ def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
 class Keras2(Distributed):
     """A wrapped optimizer of Keras 2; a loss-scale optimizer, old or new, whose inner optimizer stays plain."""
 
-    _hvd_ext_accumulation: Accumulation | None
-    _hvd_ext_inside: bool  # an apply_gradients with reduced gradients is under way
-    _hvd_ext_computes: bool  # compute_gradients has been called
-    _hvd_ext_skipping: Skipping | None  # with a loss scale
+    _hvd_ext: Keras2Distribution
 
     def check_local(self) -> None:
         """Refuse local variables where they would change the reduced gradients, or the decision to skip a step.
@@ -169,9 +183,9 @@ class Keras2(Distributed):
             return plain(pairs, *arguments, **keywords)
         with tf.init_scope():
             steps = self.iterations
-        accumulation = self._hvd_ext_accumulation
+        accumulation = self._hvd_ext.accumulation
         if self._is_reduced(pairs) or not _asked(plain, arguments, keywords):
-            if accumulation is None or not self._hvd_ext_computes:
+            if accumulation is None or not self._hvd_ext.computes:
                 return self._applied(plain, pairs, arguments, keywords)
             accumulation.when_due(lambda: self._applied(plain, pairs, arguments, keywords))
             return steps
@@ -188,8 +202,8 @@ class Keras2(Distributed):
         )
 
     def _applied(self, plain: Any, pairs: Pairs, arguments: Any, keywords: Any) -> Any:
-        object.__setattr__(self, "_hvd_ext_inside", True)
-        skipping = self._hvd_ext_skipping if getattr(self, "dynamic", False) else None
+        self._hvd_ext.applying = True
+        skipping = self._hvd_ext.skipping if getattr(self, "dynamic", False) else None
         before = None if skipping is None else tf.convert_to_tensor(self.loss_scale)
         try:
             applied = plain(pairs, *arguments, **keywords)
@@ -199,25 +213,25 @@ class Keras2(Distributed):
                 skipping.count(tf.logical_or(tf.not_equal(finite_steps, 0), scale > before), scale > 1)
             return applied
         finally:
-            object.__setattr__(self, "_hvd_ext_inside", False)
+            self._hvd_ext.applying = False
 
     def _computed(self, pairs: Pairs) -> Pairs:
         if not pairs or _applies_at_once(self):
             return pairs
-        object.__setattr__(self, "_hvd_ext_computes", True)
+        self._hvd_ext.computes = True
         with tf.init_scope():
             steps = self.iterations
-        if self._hvd_ext_accumulation is None:
+        if self._hvd_ext.accumulation is None:
             return self._marked(self._reduced(pairs, steps))
-        return self._marked(self._hvd_ext_accumulation.gathered(pairs, lambda sums: self._reduced(sums, steps)))
+        return self._marked(self._hvd_ext.accumulation.gathered(pairs, lambda sums: self._reduced(sums, steps)))
 
     def _aggregated(self, plain: Any, pairs: Any) -> Pairs:
         """Reduce for a loss-scale optimizer around this one, or for a caller who applies the gradients afterwards."""
         pairs = list(pairs)
-        if self._hvd_ext_inside or not pairs:
+        if self._hvd_ext.applying or not pairs:
             return plain(pairs)
         if not self._is_reduced(pairs):
-            if self._hvd_ext_accumulation is not None:
+            if self._hvd_ext.accumulation is not None:
                 raise InvalidError(_PASSES_AND_SCALE)
             with tf.init_scope():
                 steps = self.iterations
@@ -226,37 +240,33 @@ class Keras2(Distributed):
 
     def _reduced(self, pairs: Pairs, steps: tf.Variable) -> Pairs:
         gradients, variables = zip(*pairs, strict=True)
-        reducer = self._hvd_ext_reducer
-        with reducer.step(list(gradients), list(variables), lambda: _settings(self, reducer.label)) as ready:
-            reduced = iter(reducer.reduce_step([one for one in ready if one is not None], steps))
-            return [
-                (None if one is None else next(reduced), variable)
-                for one, variable in zip(ready, variables, strict=True)
-            ]
+        reducer = self._hvd_ext.reducer
+        step = reducer.begin(list(gradients), list(variables), lambda: _settings(self, reducer.label))
+        return list(zip(step.reduce_all(steps), variables, strict=True))
 
     def _marked(self, pairs: Pairs) -> Pairs:
         # copies, since the gradient of a local variable may be the caller's own object
-        own = self._hvd_ext_reducer
+        own = self._hvd_ext.reducer
         return [(None if one is None else kinds.reduced_copy(one, own), variable) for one, variable in pairs]
 
     def _is_reduced(self, pairs: Pairs) -> bool:
         gradients = [gradient for gradient, _ in pairs if gradient is not None]
-        return bool(gradients) and all(kinds.reduced_by(one) is self._hvd_ext_reducer for one in gradients)
+        return bool(gradients) and all(kinds.reduced_by(one) is self._hvd_ext.reducer for one in gradients)
 
     def _unmarked(self, pairs: Pairs) -> Pairs:
         """Take the marks off gradients that are not all marked, so that they are reduced; refuse if that is unsafe."""
-        if not self._hvd_ext_computes:
+        if not self._hvd_ext.computes:
             return pairs
-        options = self._hvd_ext_reducer.options
-        divided = bool(self._hvd_ext_reducer.local_keys) and options.scale_local_gradients
-        if options.op == Sum or divided or self._hvd_ext_accumulation is not None:
+        options = self._hvd_ext.reducer.options
+        divided = bool(self._hvd_ext.reducer.local_keys) and options.scale_local_gradients
+        if options.op == Sum or divided or self._hvd_ext.accumulation is not None:
             raise InvalidError(
                 f"optimizer {_name(self)!r}: it cannot tell whether the gradients given to apply_gradients were "
                 "reduced by its compute_gradients and then changed; with op=Sum, local variables or "
                 f"backward_passes_per_step that matters. If they were, add {_SKIP}=True (legacy optimizers: "
                 f"{_AGGREGATE}=False); for gradients of a tape of your own wrap a second optimizer"
             )
-        own = self._hvd_ext_reducer
+        own = self._hvd_ext.reducer
         plain = lambda one: kinds.reduced_copy(one, None) if kinds.reduced_by(one) is own else one  # noqa: E731 - short
         return [(plain(one), variable) for one, variable in pairs]
 
@@ -279,8 +289,7 @@ class Legacy(Keras2):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         # a copy is plain, as one from the configuration
-        for own in (self._hvd_ext_reducer, self._hvd_ext_accumulation):
-            memo[id(own)] = None
+        memo[id(self._hvd_ext)] = None
         return super().__deepcopy__(memo)
 
 

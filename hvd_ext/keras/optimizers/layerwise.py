@@ -15,8 +15,7 @@ from keras import ops
 from hvd_ext.errors import InvalidError
 
 if TYPE_CHECKING:
-    from hvd_ext.tensorflow.gradients.reducer import Reducer
-    from hvd_ext.tensorflow.sharing import Trial
+    from hvd_ext.keras.optimizers.wrapper import KerasDistribution
 
 # Biases, and the factors and offsets of normalisation layers, as Keras 3 names them. Their norms say nothing about the
 # scale of their updates: they often begin at 0 or 1.
@@ -74,24 +73,22 @@ class Layerwise(keras.optimizers.Optimizer):
         self.parallel = parallel
         self._trust_patterns, self._decay_patterns = trust, decay
 
-    _hvd_ext_shared: Reducer | None = None  # what reduces its gradients
-    _hvd_ext_trial: Trial | None = None
+    _hvd_ext: KerasDistribution | None = None  # where the ranks that reduce its gradients may divide the norms
 
-    def _share_norms(self, reducer: Reducer) -> None:
-        """Let the ranks that reduce its gradients divide the norms.
+    def check_parallel(self, sync: str) -> None:
+        """Refuse to divide norms where steps do not wait for all ranks.
 
         Args:
-            reducer: of the wrapped optimizer.
+            sync: the option of the reduction.
 
         Raises:
-            InvalidError: parallel is True, and steps do not wait for all ranks.
+            InvalidError: parallel is True, and sync is not "full".
         """
-        if self.parallel is True and reducer.options.partial:
+        if self.parallel is True and sync != "full":
             raise InvalidError(
-                f"parallel (True): optimizer {self.name!r} is wrapped with sync={reducer.options.sync!r}, whose steps "
+                f"parallel (True): optimizer {self.name!r} is wrapped with sync={sync!r}, whose steps "
                 "do not wait for all ranks, as norms that all ranks divide would; use parallel='auto' or False"
             )
-        object.__setattr__(self, "_hvd_ext_shared", reducer)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Make the slots, and find which variables have a trust ratio and a weight decay.
@@ -191,9 +188,12 @@ class Layerwise(keras.optimizers.Optimizer):
         from hvd_ext.tensorflow.gradients import kinds
 
         tensors = [*both[0], *both[1]]
-        reducer = self._hvd_ext_shared
-        job = None if reducer is None else process_sets.runtime_of(reducer.options.process_set)
-        if reducer is None or not self.parallel or reducer.options.partial or job is None or job.engine.size == 1:
+        ours = self._hvd_ext
+        if ours is None or ours.step is None or not self.parallel or ours.reducer.options.partial:
+            return norms.squares(tensors)
+        reducer, step = ours.reducer, ours.step
+        job = process_sets.runtime_of(reducer.options.process_set)
+        if job is None or job.engine.size == 1:
             return norms.squares(tensors)
         local = reducer.local_keys
         own = [kinds.key(variable) in local for variable in variables] * 2
@@ -204,16 +204,16 @@ class Layerwise(keras.optimizers.Optimizer):
         )
 
         def together() -> tf.Tensor:
-            return norms.divided_squares(shared, job, f"{reducer.step_name}: norms")
+            return norms.divided_squares(shared, job, f"{step.name}: norms")
 
         def alone() -> tf.Tensor:
             return norms.squares(shared)
 
         if self.parallel == "auto":
-            if self._hvd_ext_trial is None:
-                object.__setattr__(self, "_hvd_ext_trial", sharing.Trial())
-            worst = lambda times: sharing.maximum(job, f"{reducer.step_name}: times", times)  # noqa: E731
-            found = self._hvd_ext_trial.run(shared, alone, together, worst)
+            if ours.trial is None:
+                ours.trial = sharing.Trial()
+            worst = lambda times: sharing.maximum(job, f"{step.name}: times", times)  # noqa: E731
+            found = ours.trial.run(shared, alone, together, worst)
         else:
             found = together()
         if not mine:

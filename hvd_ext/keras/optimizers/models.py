@@ -116,7 +116,7 @@ def _watched_making(plain: Any) -> Any:
         made = getattr(model, "train_function", None) is not None and not force
         distributed = [] if made else [one for outer in optimizers(model) for one in wrapped(outer)]
         for optimizer in distributed:
-            optimizer._hvd_ext_reducer.layer_states = functools.partial(
+            optimizer._hvd_ext.reducer.layer_states = functools.partial(
                 _layer_states, weakref.ref(model), weakref.ref(optimizer)
             )
         if not distributed or not isinstance(model, keras.Model) or model.run_eagerly or not model.jit_compile:
@@ -143,8 +143,7 @@ def _layer_states(model: weakref.ref[Any], optimizer: weakref.ref[Distributed]) 
     trained, by = model(), optimizer()
     if trained is None or by is None:
         return []
-    local = getattr(by, "_hvd_ext_local_layers", ())
-    return layers.checksums(layers.stateful(trained, local, by._hvd_ext_reducer.local_keys))
+    return layers.checksums(layers.stateful(trained, by._hvd_ext.local_layers, by._hvd_ext.reducer.local_keys))
 
 
 def _divides(model: Any) -> bool:

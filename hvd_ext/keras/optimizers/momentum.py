@@ -21,11 +21,10 @@ from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import process_sets
 from hvd_ext.keras.optimizers.lars import LARS
-from hvd_ext.keras.optimizers.wrapper import InFront, only_if, passes_factor
+from hvd_ext.keras.optimizers.wrapper import KerasDistribution, OptimizerMixin, only_if, passes_factor
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow import norms
 from hvd_ext.tensorflow.gradients import kinds
-from hvd_ext.tensorflow.gradients.reducer import Reducer
 from hvd_ext.tensorflow.topk import feedback
 
 _NORMS = "gradient norms"  # the name of what is saved
@@ -116,7 +115,7 @@ class OfSGD(Momentum):
 
     def _add(self, velocities: Mapping[Any, NDArray[np.float32]], sign: int) -> None:
         optimizer = self.optimizer()
-        factor = np.float32(sign * passes_factor(optimizer._hvd_ext_reducer))
+        factor = np.float32(sign * passes_factor(optimizer._hvd_ext.reducer))
         with tf.init_scope():
             for variable, slot in zip(optimizer._trainable_variables, optimizer.momentums, strict=True):
                 velocity = velocities.get(kinds.key(variable))
@@ -153,7 +152,7 @@ class OfLARS(OfSGD):
     def decays(self, variables: Sequence[Any]) -> list[float]:
         """Give the weight decays, on the scale of reduced gradients."""
         optimizer = self.optimizer()
-        factor = passes_factor(optimizer._hvd_ext_reducer)
+        factor = passes_factor(optimizer._hvd_ext.reducer)
         return [float(decay) / factor for decay in optimizer._decays(optimizer._places(variables))]
 
     def measured(self, variables: Sequence[Any], gradients: Sequence[Any], reduced: Callable[[Any], Any]) -> tf.Tensor:
@@ -164,7 +163,7 @@ class OfLARS(OfSGD):
             return found
         own = [tf.reshape(gradients[i], variables[i].shape) for i in trusted]  # a graph may not know their shapes
         sums = tf.cast(reduced(norms.sketches(own)), tf.float64)
-        lengths = tf.norm(sums, axis=1) * float(passes_factor(optimizer._hvd_ext_reducer))
+        lengths = tf.norm(sums, axis=1) * float(passes_factor(optimizer._hvd_ext.reducer))
         return tf.tensor_scatter_nd_update(found, [[i] for i in trusted], lengths)
 
     def keep(self, variables: Sequence[Any], measured: tf.Tensor, ok: tf.Tensor) -> None:
@@ -200,13 +199,10 @@ class OfLARS(OfSGD):
         return [place_of[key] for key in keys]
 
 
-class MomentumTaken(InFront):
+class MomentumTaken(OptimizerMixin):
     """An optimizer whose gradients have gone through its momentum and its rates before they reach it."""
 
-    _hvd_ext_reducer: Reducer
-    # keys of variables: whose gradients have gone through it in some step, and whose slots some step has read
-    _hvd_ext_through: frozenset[Any] = frozenset()
-    _hvd_ext_read: frozenset[Any] = frozenset()
+    _hvd_ext: KerasDistribution
 
     def end_momentum(self) -> None:
         """Set the slots that no step reads to zero; rank 0 warns where there was a momentum in them.
@@ -215,8 +211,9 @@ class MomentumTaken(InFront):
         job without the correction that goes on from this one's file. The slots stay if the optimizer has its momentum
         back (`TopK(until=...)`).
         """
-        unread = self._hvd_ext_through - self._hvd_ext_read
-        if not unread or any(channel.is_whole for channel in self._hvd_ext_reducer.channels):  # or there are no slots
+        ours = self._hvd_ext
+        unread = ours.moved - ours.used
+        if not unread or any(channel.is_whole for channel in ours.reducer.channels):  # or there are no slots
             return
         with tf.init_scope():
             ended = [
@@ -226,23 +223,24 @@ class MomentumTaken(InFront):
             ]
             for slot in ended:
                 slot.assign(keras.ops.zeros_like(slot))
-        job = process_sets.runtime_of(self._hvd_ext_reducer.options.process_set)
+        job = process_sets.runtime_of(ours.reducer.options.process_set)
         if ended and job is not None and job.engine.rank == 0:
-            feedback.tell_of_momentum(self._hvd_ext_reducer.label, "without")
+            feedback.tell_of_momentum(ours.reducer.label, "without")
 
     def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:
         """Update variables; a gradient that has gone through momentum and rate is what the weights change by."""
         plain = super()._backend_update_step
-        through, whole = self._hvd_ext_reducer.through_momentum, self._hvd_ext_reducer.whole
+        ours, step = self._hvd_ext, self._hvd_ext.step
+        through, whole = (frozenset(), None) if step is None else (step.through_momentum, step.whole)
         pairs = [(kinds.key(one), gradient, one) for gradient, one in zip(grads, trainable_variables, strict=True)]
 
         def update() -> None:
             moved = [(gradient, variable) for key, gradient, variable in pairs if key in through]
             own = [(gradient, variable) for key, gradient, variable in pairs if key not in through]
             read = {key for key, *_ in pairs if key not in through}
-            object.__setattr__(self, "_hvd_ext_read", self._hvd_ext_read | read)
-            if not through <= self._hvd_ext_through:
-                object.__setattr__(self, "_hvd_ext_through", self._hvd_ext_through | through)
+            ours.used |= read
+            if not through <= ours.moved:
+                ours.moved |= through
                 self.end_momentum()
             for gradient, variable in moved:
                 self.assign_sub(variable, keras.ops.cast(gradient, variable.dtype))

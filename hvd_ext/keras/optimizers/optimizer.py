@@ -17,11 +17,12 @@ from hvd_ext.engine import versions
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, process_sets
 from hvd_ext.job.process_sets import ProcessSet
-from hvd_ext.keras.optimizers import models, xla
+from hvd_ext.keras.optimizers import models
 from hvd_ext.keras.optimizers.layerwise import Layerwise
 from hvd_ext.keras.optimizers.momentum import MomentumTaken, momentum_of
 from hvd_ext.keras.optimizers.wrapper import (
     Distributed,
+    KerasDistribution,
     MomentumInside,
     Wrapper,
     put_in_front,
@@ -31,7 +32,7 @@ from hvd_ext.keras.optimizers.wrapper import (
 from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm, Sync
 from hvd_ext.options.gradients import GradientOptions, groups_of
 from hvd_ext.tensorflow import devices
-from hvd_ext.tensorflow.gradients import explanation, identity
+from hvd_ext.tensorflow.gradients import distribution, explanation, identity
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 from hvd_ext.tensorflow.skipping import Skipping
@@ -233,9 +234,9 @@ def wrap(
     wrapped = _wrapped(optimizer, name or type(optimizer).__name__, options)
     if local_layers:
         wrapped.check_local()
-    object.__setattr__(wrapped, "_hvd_ext_local_layers", tuple(local_layers))
+    wrapped._hvd_ext.local_layers = tuple(local_layers)
     for layer in local_layers:
-        wrapped._hvd_ext_reducer.register_local_source(lambda layer=layer: layer.trainable_weights)
+        wrapped._hvd_ext.reducer.register_local_source(lambda layer=layer: layer.trainable_weights)
     return wrapped
 
 
@@ -252,8 +253,8 @@ def channels(optimizer: Any) -> tuple[Channel, ...]:
     Raises:
         InvalidError: the optimizer is not wrapped.
     """
-    reducer = getattr(optimizer, "_hvd_ext_reducer", None)
-    if not isinstance(reducer, Reducer):
+    reducer = distribution.reducer_of(optimizer)
+    if reducer is None:
         raise InvalidError(f"optimizer ({optimizer!r}): must come from hvd_ext.DistributedOptimizer")
     return reducer.channels
 
@@ -275,8 +276,8 @@ def flush(optimizer: Any) -> None:
         InvalidError: the optimizer is not wrapped, or keeps nothing.
         CommunicationError: another rank has ended, or does not call it in time.
     """
-    reducer = getattr(optimizer, "_hvd_ext_reducer", None)
-    if not isinstance(reducer, Reducer) or reducer.options.carries_over not in ("top-k", "held"):
+    reducer = distribution.reducer_of(optimizer)
+    if reducer is None or reducer.policy.keeps not in ("top-k", "held"):
         raise InvalidError(
             f"flush ({optimizer!r}): must be an optimizer from hvd_ext.DistributedOptimizer with "
             "compression=hvd_ext.TopK(...) or sync=; other optimizers keep no gradients back"
@@ -309,8 +310,8 @@ def explain(optimizer: Any, file: str | Path | None = None) -> str:
     Raises:
         InvalidError: the optimizer is not wrapped or has made no step, or the file cannot be written.
     """
-    reducer = getattr(optimizer, "_hvd_ext_reducer", None)
-    if not isinstance(reducer, Reducer):
+    reducer = distribution.reducer_of(optimizer)
+    if reducer is None:
         raise InvalidError(f"explain ({optimizer!r}): must be an optimizer from hvd_ext.DistributedOptimizer")
     text = explanation.explained(reducer, file)
     print(text, end="")
@@ -344,18 +345,15 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
     # with a loss scale a round that is not finite is skipped
     reducer = Reducer(identity.of_optimizer(label, updating.name), options, momentum, steps, holds_again=scaling)
     if isinstance(updating, Layerwise):
-        updating._share_norms(reducer)
+        updating.check_parallel(options.sync)
+    ours = KerasDistribution(reducer, weakref.ref(wrapped), skipping=Skipping(label) if scaling else None)
     fronts: list[type] = [Wrapper, MomentumInside] if scaling else [Wrapper]
-    if momentum is not None and scaling:
-        put_in_front(updating, MomentumTaken, _hvd_ext_reducer=reducer)
-    elif momentum is not None:
-        fronts.append(MomentumTaken)
-    skipping = Skipping(label) if scaling else None
-    put_in_front(wrapped, *fronts, _hvd_ext_reducer=reducer, _hvd_ext_halves=xla.Halves(), _hvd_ext_skipping=skipping)
+    taken = [] if momentum is None else [MomentumTaken]
+    if scaling:
+        put_in_front(updating, ours, *taken)
+    put_in_front(wrapped, ours, *fronts, *([] if scaling else taken))
     weakref.finalize(wrapped, reducer.close).atexit = False
     models.drop_traced_steps(wrapped, keras.Model)
-    if wrapped is not optimizer:
-        object.__setattr__(optimizer, "_hvd_ext_outer", weakref.ref(wrapped))
     return wrapped
 
 
@@ -373,19 +371,19 @@ def _check_sparse(optimizer: keras.optimizers.Optimizer, label: str) -> None:
 
 def _wrapped_before(optimizer: Any) -> Any:
     """Give the optimizer if it is wrapped, or the wrapped loss-scale optimizer that was made around it, or None."""
-    outer = getattr(optimizer, "_hvd_ext_outer", lambda: None)()
-    found = optimizer if outer is None else outer
+    ours = distribution.of(optimizer)
+    found = optimizer if ours is None else ours.outer()
     return found if isinstance(found, Distributed) else None
 
 
 def _check_same(wrapped: Any, name: str | None, options: GradientOptions, local_layers: Sequence[Any]) -> None:
     """Refuse options other than those with which the optimizer is wrapped."""
-    reducer: Reducer = wrapped._hvd_ext_reducer
+    reducer: Reducer = wrapped._hvd_ext.reducer
     classes = {type(one).__name__ for one in (wrapped, getattr(wrapped, "inner_optimizer", wrapped))}
     differing = list(options.differing(reducer.options))
     if reducer.label not in ({name} if name else classes):
         differing.insert(0, "name")
-    if {id(layer) for layer in local_layers} != {id(layer) for layer in wrapped._hvd_ext_local_layers}:
+    if {id(layer) for layer in local_layers} != {id(layer) for layer in wrapped._hvd_ext.local_layers}:
         differing.append("local_layers")
     if differing:
         raise InvalidError(

@@ -16,6 +16,7 @@ accumulated passes are dropped, and counted.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,11 +28,33 @@ from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.keras.optimizers import checks, xla
 from hvd_ext.options import compatibility
 from hvd_ext.tensorflow.gradients import kinds
+from hvd_ext.tensorflow.gradients.distribution import Distribution
 from hvd_ext.tensorflow.gradients.reducer import Reducer
+from hvd_ext.tensorflow.gradients.step import Step
+from hvd_ext.tensorflow.sharing import Trial
 from hvd_ext.tensorflow.skipping import Skipping
 
 
-class InFront:
+@dataclasses.dataclass(eq=False)
+class KerasDistribution(Distribution):
+    """What a wrapped optimizer of Keras 3 has of ours.
+
+    Args:
+        skipping: counts skipped steps, with a loss scale.
+        halves: which half of a step that XLA compiles is being traced.
+        trial: which way to compute the norms of LARS and LAMB is faster, while that is tried out.
+        moved: keys of variables whose gradients have gone through momentum correction in some step.
+        used: keys of variables whose slots of momentum some step has read.
+    """
+
+    skipping: Skipping | None = None
+    halves: xla.Halves = dataclasses.field(default_factory=xla.Halves)
+    trial: Trial | None = None
+    moved: frozenset[Any] = frozenset()
+    used: frozenset[Any] = frozenset()
+
+
+class OptimizerMixin:
     """A class that `class_of` puts in front of an optimizer's own: a pickled optimizer is a plain one."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -39,11 +62,10 @@ class InFront:
         return getattr(self.__class__, rebuild.__name__), arguments  # of the plain class, which pickle finds
 
 
-class Distributed(InFront):
+class Distributed(OptimizerMixin):
     """An optimizer of Keras 3 or Keras 2 that reduces its gradients; `isinstance` tells a wrapped optimizer."""
 
-    _hvd_ext_reducer: Reducer
-    _hvd_ext_local_layers: tuple[Any, ...]
+    _hvd_ext: Distribution
 
     def register_local_var(self, variable: Any) -> None:
         """Keep the gradients of a variable on this rank: they are not reduced.
@@ -57,7 +79,7 @@ class Distributed(InFront):
             InvalidError: the optimizer has a global_clipnorm.
         """
         self.check_local()
-        self._hvd_ext_reducer.register_local_var(variable)
+        self._hvd_ext.reducer.register_local_var(variable)
 
     def check_local(self) -> None:
         """Refuse local variables where they would change the reduced gradients.
@@ -77,9 +99,7 @@ if TYPE_CHECKING:
 class Wrapper(Distributed):
     """An optimizer of Keras 3 that reduces its gradients, whole or with `TopK`, with or without a loss scale."""
 
-    _hvd_ext_halves: xla.Halves
-    _hvd_ext_skipping: Skipping | None  # with a loss scale
-    _hvd_ext_applies: Any = True  # whether an update step with accumulation applies its reduced gradients
+    _hvd_ext: KerasDistribution
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Reduce one step's gradients over the ranks and apply them; see `keras.optimizers.Optimizer.apply`.
@@ -89,58 +109,73 @@ class Wrapper(Distributed):
         """
         grads = list(grads)
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        if self._hvd_ext_halves.take(grads):
+        if self._hvd_ext.halves.take(grads):
             return
-        plain = super().apply
         if not grads or (trainable_variables is None and len(grads) != len(variables)):
-            plain(grads, trainable_variables)  # Keras does nothing, or says what is wrong
+            super().apply(grads, trainable_variables)  # Keras does nothing, or says what is wrong
             return
-        scaling, first, reducer = _scales_loss(self), _reduces_first(self), self._hvd_ext_reducer
-        if not self.built and first and reducer.options.carries_over:
+        self._take_step(grads, variables)
+
+    def apply_absent(self, variables: Sequence[Any]) -> None:
+        """Take a step without gradients of this rank, whose result is there already; eager only.
+
+        Args:
+            variables: those of the step.
+        """
+        zeros = [tf.zeros(tuple(variable.shape), kinds.dtype(variable)) for variable in variables]
+        self._take_step(zeros, list(variables), absent=True)
+
+    def _take_step(self, grads: list[Any], variables: list[Any], *, absent: bool = False) -> None:
+        plain = super().apply
+        scaling, first, reducer = _scales_loss(self), _reduces_first(self), self._hvd_ext.reducer
+        if not self.built and first and reducer.policy.keeps:
             with tf.init_scope():
                 self.build(variables)
         elif self.built and not scaling:
             self._check_variables_are_known(variables)
-        with reducer.step(
+        begun = reducer.begin(
             grads,
             variables,
-            lambda: {**checks.settings(self, reducer.label), "jit_compile": self._hvd_ext_halves.compiles_update},
+            lambda: {**checks.settings(self, reducer.label), "jit_compile": self._hvd_ext.halves.compiles_update},
             # slices can be neither accumulated nor divided by a loss scale
             dense=scaling or bool(self.gradient_accumulation_steps) or self.loss_scale_factor is not None,
             communicates=scaling or _is_update_step(self),
-        ) as ready:
+            absent=absent,
+        )
+        with self._hvd_ext.within(begun) as step:
             before = tf.identity(updates(self)._iterations.value) if scaling else None
             if first:
-                reduced, scale = _reduced_first(self, ready)
+                reduced, scale = _reduced_first(self, step)
                 update = functools.partial(_update, self, plain, variables, reduced, scale)
-                if reducer.options.delay or (reducer.may_skip and not scaling):
-                    only_if(reducer.applies, update)
-                else:  # with a loss scale Keras looks whether the gradients are finite
+                # with a loss scale Keras looks whether the gradients are finite
+                if step.applies is not None and (reducer.options.delay or not scaling):
+                    only_if(step.applies, update)
+                else:
                     update()
             else:
-                plain(ready, variables)
+                plain(step.gradients, variables)
                 # with accumulation, an eager apply that is no update step rightly reduces nothing
-                if not reducer.was_reduced and not self.gradient_accumulation_steps:
+                if not step.is_reduced and not self.gradient_accumulation_steps:
                     raise HvdExtError(
                         f"optimizer {reducer.label!r}: its apply did not call _clip_gradients, which reduces the "
                         "gradients, so only those of this rank were applied; derive it from "
                         "keras.optimizers.Optimizer and leave apply to that class"
                     )
             updating = updates(self)
-            if self._hvd_ext_skipping is not None:
-                self._hvd_ext_skipping.count(
+            if self._hvd_ext.skipping is not None:
+                self._hvd_ext.skipping.count(
                     tf.not_equal(updating._iterations.value, before), tf.convert_to_tensor(self.dynamic_scale) > 1
                 )
             passes = updating.gradient_accumulation_steps or 1
-            checks.same_weights(reducer, updating._iterations.value, variables, passes)
+            checks.same_weights(reducer, step.name, updating._iterations.value, variables, passes)
 
     def _clip_gradients(self, grads: Any) -> Any:
         if _reduces_first(self):
             return super()._clip_gradients(grads)
-        reducer = self._hvd_ext_reducer
-        reduced = reducer.reduce_step(grads, self._iterations.value)
-        if reducer.may_skip:
-            object.__setattr__(self, "_hvd_ext_applies", reducer.applies)
+        step, reducer = self._hvd_ext.step, self._hvd_ext.reducer
+        if step is None:
+            raise HvdExtError(f"{reducer.label}: its gradients were asked for outside of a step; call apply")
+        reduced = step.reduce(grads, self._iterations.value)
         return super()._clip_gradients([kinds.scaled(gradient, passes_factor(reducer)) for gradient in reduced])
 
     def _apply_weight_decay(self, variables: Any) -> None:
@@ -152,7 +187,7 @@ class Wrapper(Distributed):
         _unless_skipped(self, lambda: plain(grads, trainable_variables, learning_rate))
 
 
-class MomentumInside(InFront):
+class MomentumInside(OptimizerMixin):
     """A loss-scale optimizer whose momentum is that of the optimizer inside of it, as Keras has it with the rate."""
 
     @property
@@ -167,7 +202,7 @@ class MomentumInside(InFront):
 
 
 @functools.cache
-def class_of(plain: type, *fronts: type[InFront]) -> type:
+def class_of(plain: type, *fronts: type[OptimizerMixin]) -> type:
     """Make the class of a wrapped optimizer.
 
     Keras writes `optimizer.__class__` into files: the property answers with the plain class, whatever name that is
@@ -193,18 +228,18 @@ def class_of(plain: type, *fronts: type[InFront]) -> type:
     )
 
 
-def put_in_front(optimizer: Any, *fronts: type[InFront], **attributes: Any) -> None:
+def put_in_front(optimizer: Any, ours: Distribution, *fronts: type[OptimizerMixin]) -> None:
     """Put classes in front of an optimizer's own, in place.
 
     Args:
         optimizer: of Keras 3 or Keras 2.
-        fronts: as for `class_of`.
-        attributes: set on the optimizer.
+        ours: what it gets of ours.
+        fronts: as for `class_of`; none leaves its class as it is.
     """
     # past the __setattr__ of Keras, which tracks what it is given
-    for name, value in attributes.items():
-        object.__setattr__(optimizer, name, value)
-    object.__setattr__(optimizer, "__class__", class_of(type(optimizer), *fronts))
+    object.__setattr__(optimizer, "_hvd_ext", ours)
+    if fronts:
+        object.__setattr__(optimizer, "__class__", class_of(type(optimizer), *fronts))
 
 
 def updates(optimizer: Any) -> Any:
@@ -247,7 +282,7 @@ def _scales_loss(optimizer: Any) -> bool:
 
 def _reduces_first(optimizer: Any) -> bool:
     """Whether the gradients are reduced in front of Keras' `apply`; else `_clip_gradients` reduces them."""
-    at_once = optimizer._hvd_ext_reducer.may_skip or optimizer._hvd_ext_halves.compiles_update
+    at_once = optimizer._hvd_ext.reducer.policy.may_skip or optimizer._hvd_ext.halves.compiles_update
     return _scales_loss(optimizer) or (at_once and not optimizer.gradient_accumulation_steps)
 
 
@@ -262,8 +297,8 @@ def passes_factor(reducer: Reducer) -> int:
     return 1 if reducer.options.average_aggregated_gradients else reducer.options.backward_passes_per_step
 
 
-def _reduced_first(optimizer: Any, ready: Sequence[Any]) -> tuple[list[Any], Any]:
-    """Reduce the gradients of the step under way in front of Keras' `apply`.
+def _reduced_first(optimizer: Any, step: Step) -> tuple[list[Any], Any]:
+    """Reduce the gradients of a step in front of Keras' `apply`.
 
     Where something of them may be applied later, they are divided by the loss scale first: residuals and what is held
     are in the gradients' own unit, whatever the scale will be in that step. A fixed scale never travels: nothing
@@ -272,24 +307,24 @@ def _reduced_first(optimizer: Any, ready: Sequence[Any]) -> tuple[list[Any], Any
     Returns:
         The reduced gradients, and the scale that they must be multiplied by again, or None.
     """
-    reducer = optimizer._hvd_ext_reducer
-    present = [gradient for gradient in ready if gradient is not None]
+    reducer = optimizer._hvd_ext.reducer
+    present = [slot.gradient for slot in step.present]
     scale: Any = None
     scaling = _scales_loss(optimizer)
-    if reducer.options.carries_over or not scaling:
+    if reducer.policy.keeps or not scaling:
         scale = tf.convert_to_tensor(optimizer.dynamic_scale) if scaling else optimizer.loss_scale_factor
         present = [_divided(gradient, scale) for gradient in present]
     if scaling:
-        present = _told(present, reducer.local_now)
-    reduced = iter(reducer.reduce_step(present, optimizer._iterations.value))
+        present = _propagate_nonfinite(present, step.local)
+    reduced = iter(step.reduce(present, optimizer._iterations.value))
     factor = passes_factor(reducer)
-    return [None if one is None else kinds.scaled(next(reduced), factor) for one in ready], scale
+    return [None if one is None else kinds.scaled(next(reduced), factor) for one in step.gradients], scale
 
 
 def _update(optimizer: Any, plain: Any, variables: list[Any], reduced: Sequence[Any], scale: Any) -> None:
     """Apply reduced gradients, multiplied by their scale, by Keras' `apply`; compiled with XLA if the step is."""
     gradients = [_multiplied(one, scale) for one in reduced]
-    if optimizer._hvd_ext_halves.compiles_update:
+    if optimizer._hvd_ext.halves.compiles_update:
         xla.update(lambda given: plain(given, variables), gradients)
     else:
         plain(gradients, variables)
@@ -307,21 +342,22 @@ def _multiplied(gradient: Any, scale: Any) -> Any:
     return gradient * tf.cast(scale, gradient.dtype) if isinstance(scale, tf.Tensor) else kinds.scaled(gradient, scale)
 
 
-def _told(gradients: Sequence[tf.Tensor], local: Sequence[bool]) -> list[tf.Tensor]:
+def _propagate_nonfinite(gradients: Sequence[tf.Tensor], local: Sequence[bool]) -> list[tf.Tensor]:
     """Make the first reduced gradient not finite where a local one is not: the other ranks do not see that one."""
-    told = list(gradients)
+    propagated = list(gradients)
     if not any(local) or all(local):
-        return told
+        return propagated
     finite = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient, own in zip(gradients, local, strict=True) if own]
     first = list(local).index(False)
     nothing = tf.where(tf.reduce_all(finite), 0.0, float("nan"))
-    told[first] = gradients[first] + tf.cast(nothing, gradients[first].dtype)
-    return told
+    propagated[first] = gradients[first] + tf.cast(nothing, gradients[first].dtype)
+    return propagated
 
 
 def _unless_skipped(optimizer: Any, work: Callable[[], None]) -> None:
     """Do a part of an update step; with accumulation, in a step that may be skipped, only if it applies."""
-    if optimizer._hvd_ext_reducer.may_skip and optimizer.gradient_accumulation_steps:
-        only_if(optimizer._hvd_ext_applies, work)
+    step = optimizer._hvd_ext.step
+    if step is not None and step.applies is not None and optimizer.gradient_accumulation_steps:
+        only_if(step.applies, work)
     else:
         work()

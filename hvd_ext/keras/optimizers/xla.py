@@ -61,7 +61,7 @@ def divided(model: Any) -> Callable[[Any], Any]:
     Returns:
         A step that does the same, for a function that XLA does not compile. Metrics are computed before the update.
     """
-    plain, optimizer, halves = model.train_step, model.optimizer, model.optimizer._hvd_ext_halves
+    plain, optimizer, halves = model.train_step, model.optimizer, model.optimizer._hvd_ext.halves
 
     def gradients_of(data: Any) -> tuple[Any, list[Any]]:
         with halves.first() as gradients:

@@ -59,7 +59,7 @@ class Held:
         if self._auto is not None:
             found[_QUORUM] = np.array(self._auto.quorum)
         if engine.holds(handle):
-            for number, tensor in enumerate(self._channel.travelling):
+            for number, tensor in enumerate(self._channel.sent_tensors):
                 array = _empty(tensor)
                 engine.read_held(handle, number, array)
                 found[_key(number, tensor)] = _plain(array)
@@ -100,7 +100,7 @@ class Held:
                 scale = self._job.engine.size / int(state[_RANKS])
             for number, values in _by_number(self._channel, state).items():
                 totals[number] = totals.get(number, 0) + values.astype(np.float64)
-        tensors = self._channel.travelling
+        tensors = self._channel.sent_tensors
         return {number: (total * scale).astype(_dtype(tensors[number])) for number, total in totals.items()}
 
     def _write(self, arrays: dict[int, np.ndarray]) -> None:
@@ -123,7 +123,7 @@ class Delayed:
         if tf.compat.v1.executing_eagerly_outside_functions():  # a session's variables would need an initializer
             with tf.init_scope(), tf.device("CPU:0"):
                 self._there = tf.Variable(False, trainable=False, name="hvd_ext_delayed")
-        self._give([np.zeros(tensor.shape, _dtype(tensor)) for tensor in channel.travelling])
+        self._give([np.zeros(tensor.shape, _dtype(tensor)) for tensor in channel.sent_tensors])
 
     @property
     def is_there(self) -> bool:
@@ -150,7 +150,7 @@ class Delayed:
             return {}
         arrays = self._taken()
         self._give(arrays)
-        saved = {_key(n, tensor): _plain(arrays[n]) for n, tensor in enumerate(self._channel.travelling)}
+        saved = {_key(n, tensor): _plain(arrays[n]) for n, tensor in enumerate(self._channel.sent_tensors)}
         return {_RANKS: np.array(self._job.engine.size), **saved}
 
     def load(self, own: Arrays | None, everyone: Everyone) -> None:
@@ -179,12 +179,12 @@ class Delayed:
         arrays = self._taken()
         self._give([np.zeros_like(array) for array in arrays])
         found: list[tf.Tensor | None] = [None] * len(self._channel.layout.tensors)
-        for place, array in zip(self._channel.layout.travelling, arrays, strict=True):
+        for place, array in zip(self._channel.layout.sent_tensors, arrays, strict=True):
             found[place] = tf.constant(array)
         return found
 
     def _taken(self) -> list[np.ndarray]:
-        arrays = [_empty(tensor) for tensor in self._channel.travelling]
+        arrays = [_empty(tensor) for tensor in self._channel.sent_tensors]
         newest = self._job.engine.progress(self._channel.handle).step  # it may still be under way
         self._job.engine.collect(self._channel.handle, newest, arrays)
         return arrays
@@ -225,7 +225,7 @@ def _plain(array: np.ndarray) -> np.ndarray:
 def _by_number(channel: Channel, arrays: Arrays) -> dict[int, np.ndarray]:
     """Give the saved arrays of a channel's tensors by their numbers; names may have changed since (`dense_20`)."""
     saved = {int(key.split("/", 1)[0]): array for key, array in arrays.items() if "/" in key}
-    tensors = channel.travelling
+    tensors = channel.sent_tensors
     return {
         number: np.ascontiguousarray(saved[number]).view(_dtype(tensors[number])).reshape(tensors[number].shape)
         for number in sorted(saved)

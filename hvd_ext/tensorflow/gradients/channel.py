@@ -30,7 +30,7 @@ TOGETHER_NBYTES = 1 << 20
 
 
 class Channel:
-    """The gradients of one optimizer, ready to be reduced every step; made by `registration.open`.
+    """The gradients of one optimizer, ready to be reduced every step; made by `registration.open_channel`.
 
     Attributes:
         name: the channel's name, for messages.
@@ -40,7 +40,7 @@ class Channel:
         settings: the options that the layout depends on, as text.
         partial: what makes its rounds partial; None if steps wait for all ranks.
         delay: how many steps before its own a step's results are of; `carried.Delayed` gives those of the first steps.
-        flags: the bits that this rank sends along with partial rounds (`words.Word`).
+        flags: the bits that this rank sends along with partial rounds (`round_flags.RoundFlags`).
         rows_nbytes: for the place of each sparse gradient the most bytes that this rank sends for it.
         selects: whether some of its gradients have error feedback, at least in the first steps; each step must then
             `begin` with a density and end with `end_step`.
@@ -63,7 +63,7 @@ class Channel:
         *,
         until: bool = False,
     ) -> None:
-        """Use `registration.open`."""
+        """Use `registration.open_channel`."""
         self.partial = partial
         self.delay = delay
         self.name = name
@@ -81,7 +81,7 @@ class Channel:
                 self.whole = tf.Variable(False, trainable=False, name="hvd_ext_topk_whole")
         self._owner = owner
         self._handle: int | None = handle
-        self._number = {place: number for number, place in enumerate(layout.travelling)}  # the engine's numbers
+        self._number = {place: number for number, place in enumerate(layout.sent_tensors)}  # the engine's numbers
         # what one op hands over and collects; right in any layout, and made for the first
         self._collected = [bucket.tensors for bucket in layout.buckets]
         self._handed_over = [handed_over(layout, places) for places in self._collected]
@@ -92,9 +92,9 @@ class Channel:
         return self._handle is not None and _runs(self._owner)
 
     @property
-    def travelling(self) -> list[Tensor]:
+    def sent_tensors(self) -> list[Tensor]:
         """The tensors of the engine's channel, by their numbers there."""
-        return [self.layout.tensors[place] for place in self.layout.travelling]
+        return [self.layout.tensors[place] for place in self.layout.sent_tensors]
 
     @property
     def steps(self) -> int:

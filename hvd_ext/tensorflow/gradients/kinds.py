@@ -13,6 +13,8 @@ from hvd_ext.tensorflow.collectives import sparse
 # The kinds of a gradient: there is none, it is dense, or it is sparse (`tf.IndexedSlices`); it is local, so that it
 # stays on its rank; or its rank is outside of the process set.
 NONE, DENSE, SPARSE, LOCAL, OUTSIDE = "-", "d", "s", "l", "o"
+# The mark of a variable of a layer whose forward pass waits for all ranks.
+MEETING = "waits for all ranks"
 
 
 def inner(variable: Any) -> Any:
@@ -103,7 +105,7 @@ def mark_reduced(gradient: Any, by: Any) -> None:
         gradient: dense or slices.
         by: the name of a tape, or an optimizer's `Reducer`.
     """
-    gradient._hvd_ext_reduced = by
+    gradient._hvd_ext = by
 
 
 def reduced_by(gradient: Any) -> Any:
@@ -112,7 +114,7 @@ def reduced_by(gradient: Any) -> Any:
     Args:
         gradient: dense, slices or None.
     """
-    return getattr(gradient, "_hvd_ext_reduced", None)
+    return getattr(gradient, "_hvd_ext", None)
 
 
 def reduced_copy(gradient: Any, by: Any) -> Any:
@@ -172,7 +174,7 @@ def refuse(label: str, gradient: Any, variable: Any) -> None:
 
 def mark_meeting(variable: Any) -> None:
     """Mark a variable of a layer whose forward pass waits for all ranks."""
-    variable._hvd_ext_meeting = True
+    variable._hvd_ext = MEETING
 
 
 def refuse_meeting(label: str, variable: Any) -> None:
@@ -185,5 +187,5 @@ def refuse_meeting(label: str, variable: Any) -> None:
     Raises:
         InvalidError: it is marked.
     """
-    if getattr(variable, "_hvd_ext_meeting", False):
+    if getattr(variable, "_hvd_ext", None) is MEETING:
         raise InvalidError(f"{label}: {compatibility.words('partial rounds', 'SyncBatchNormalization')}")

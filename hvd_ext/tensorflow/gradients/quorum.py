@@ -74,10 +74,10 @@ def computing_s(recent: Rounds) -> np.ndarray:
     Returns:
         Seconds [ranks, steps], of the steps for which the times of all ranks are known.
     """
-    came_s = recent.came_s
-    begins_s = np.maximum(came_s[:-1], recent.overs_s[:-1, None])
-    known = (came_s[1:] > 0).all(1) & (came_s[:-1] > 0).all(1)
-    return np.maximum(came_s[1:] - begins_s, 0.0)[known].T
+    announced_s = recent.announced_s
+    begins_s = np.maximum(announced_s[:-1], recent.finished_s[:-1, None])
+    known = (announced_s[1:] > 0).all(1) & (announced_s[:-1] > 0).all(1)
+    return np.maximum(announced_s[1:] - begins_s, 0.0)[known].T
 
 
 def speeds_of(recent: Rounds, staleness: int) -> dict[int, float]:
@@ -95,7 +95,7 @@ def speeds_of(recent: Rounds, staleness: int) -> dict[int, float]:
     if steps < _FEWEST:
         return {}
     # the quickest ones: in the others some engine came late
-    round_s = float(np.quantile(recent.overs_s - recent.begins_s, 0.25))
+    round_s = float(np.quantile(recent.finished_s - recent.begins_s, 0.25))
     powers = [1 << power for power in range(ranks.bit_length()) if 1 << power < ranks]
     candidates = range(1, ranks + 1) if ranks <= _ALL_UP_TO else [*powers, ranks]
     return {

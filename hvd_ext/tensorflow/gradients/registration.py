@@ -1,7 +1,7 @@
 """Registration: the ranks agree on a list of gradients once, and then reduce them without negotiation.
 
-`open` opens a channel on all ranks together. The ranks compare names, shapes, dtypes, options and plans at that moment.
-A difference raises the same `MismatchError` on all ranks and leaves nothing behind.
+`open_channel` opens a channel on all ranks together. The ranks compare names, shapes, dtypes, options and plans at that
+moment. A difference raises the same `MismatchError` on all ranks and leaves nothing behind.
 
 With partial rounds no rank may wait for the others, so the gradients are those of the first step for good.
 
@@ -31,16 +31,12 @@ from hvd_ext.planning.layout import Groups, Layout, layout
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import DTYPES, Tensor
 from hvd_ext.tensorflow import ops
-from hvd_ext.tensorflow.gradients import explanation, identity as identities, kinds as gradient_kinds
-from hvd_ext.tensorflow.gradients.carried import Delayed, Held
+from hvd_ext.tensorflow.gradients import explanation, identity as identities, kinds as gradient_kinds, policies
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.identity import Identity
-from hvd_ext.tensorflow.gradients.quorum import AutoQuorum
+from hvd_ext.tensorflow.gradients.policies import Arrays
 from hvd_ext.tensorflow.gradients.replanning import Replanning
 from hvd_ext.tensorflow.gradients.same_start import SameStart, Weights
-from hvd_ext.tensorflow.topk import residuals
-from hvd_ext.tensorflow.topk.feedback import Arrays, Everyone, Feedback
-from hvd_ext.tensorflow.topk.until import Until
 from hvd_ext.topology.tree import Tree
 
 # All channels share one name, so that ranks that open different channels meet, and learn what differs.
@@ -52,7 +48,7 @@ _DENSE = gradient_kinds.DENSE
 
 
 @ops.plain
-def open(
+def open_channel(
     name: str,
     tensors: Sequence[Tensor],
     options: Options | None = None,
@@ -207,9 +203,9 @@ def _forced(path: str, tree: Tree, usual: Layout, op: int) -> Layout:
     except (OSError, ValueError) as error:
         raise InvalidError(f"buckets ({path}): must be a layout's file: {error}") from error
     tensors, source = usual.tensors, f"buckets ({path})"
-    found = Layout.from_json(_renamed(values, tensors), tree, tensors, op, places=usual.travelling, source=source)
+    found = Layout.from_json(_renamed(values, tensors), tree, tensors, op, places=usual.sent_tensors, source=source)
     there, here = found.forms, usual.forms
-    for place in usual.travelling:
+    for place in usual.sent_tensors:
         if there[place] != here[place]:
             raise InvalidError(
                 f"{source}: {tensors[place].name!r} is sent in another form than the options ask for; give the "
@@ -261,8 +257,10 @@ class GradientSet:
         channels: the channels opened so far. Another one is opened when a variable gets its first dense gradient.
         replannings: what plans the buckets of each channel anew; none on one rank.
         name: the same on all ranks; unique in the job once the first channel is open.
-        feedback: the error feedback; None before the first step, and without `TopK`.
-        carried: with partial rounds or a delay, what is carried over to the next step; None before the first step.
+        label: the name of the optimizer or tape.
+        is_of_optimizer: whether it is an optimizer's.
+        keys: of the variables.
+        policy: what the gradients go through besides the sum over the ranks.
         start: the comparison of the weights before the first update; None if there is none.
 
     Args:
@@ -289,25 +287,20 @@ class GradientSet:
         holds_again: bool = False,
     ) -> None:
         self.start = start
-        self._holds_again = holds_again
         self.job = job
         self.channels: list[Channel] = []
         self.replannings: dict[Channel, Replanning] = {}
-        self.name = identity.label
-        self.feedback: Feedback | None = None
-        self.carried: Held | Delayed | None = None
+        self.name = self.label = identity.label
+        self.is_of_optimizer = bool(identity.name)
+        self.options, self.momentum, self.first_step, self.holds_again = options, momentum, first_step, holds_again
+        self.policy = policies.chosen(options)(self)
         self._identity = identity
-        self._label = identity.label
-        self._options = options
-        self._momentum = momentum
-        self._first_step = first_step
         self._tensors = [
             Tensor(gradient_kinds.name(variable), tuple(variable.shape), gradient_kinds.dtype(variable).name)
             for variable in variables
         ]
-        self._keys = [gradient_kinds.key(variable) for variable in variables]
-        self._groups = _groups(options.groups, self._keys)
-        self._untils: dict[Channel, Until] = {}
+        self.keys = [gradient_kinds.key(variable) for variable in variables]
+        self._groups = _groups(options.groups, self.keys)
         self._traced: dict[str, str] = {}  # own kinds -> the ranks' kinds
         self._number = -1
         self._last = ""
@@ -358,9 +351,9 @@ class GradientSet:
     ) -> tuple[Channel, str]:
         if not self.channels:
             channel = self._open(own, lambda: {_LIST: "new", **checked()}, self.start, weights)
-            banner.say(self.job, banner.optimizer_line(channel.name, channel.layout, self._options))
+            banner.say(self.job, banner.optimizer_line(channel.name, channel.layout, self.options))
             found = channel.kinds
-        elif self._options.partial:
+        elif self.policy.agrees_once:
             return self.channels[0], self._agreed_for_good(own)
         elif traced:
             found = self._traced.get(own) or self._exchanged(own, checked)
@@ -368,7 +361,7 @@ class GradientSet:
             own = joint([own, self._since_update]) if self._since_update else own
             if not communicates:
                 self._since_update = own
-                return self.channels[-1], self._with_waiting(joint([own, self._last]), self.channels[-1])
+                return self.channels[-1], self.policy.classify(joint([own, self._last]), self.channels[-1])
             found = self._exchanged(own, checked)
         if traced:
             self._traced[own] = found
@@ -376,38 +369,7 @@ class GradientSet:
             self._since_update = "" if communicates else own
         self._last = found
         channel = self._channel(found)
-        return channel, self._with_waiting(found, channel)
-
-    @property
-    def keeps(self) -> bool:
-        """Whether it has something that `save` copies, and `load` restores."""
-        return self.feedback is not None or self.carried is not None
-
-    def save(self) -> Arrays:
-        """Copy what this rank keeps between two steps; an empty dict before the first one."""
-        if self.carried is not None:
-            return self.carried.save() if self.is_open else {}
-        if self.feedback is None:
-            return {}
-        return self.feedback.save([channel for channel in reversed(self.channels) if channel.is_open])
-
-    def load(self, own: Arrays | None, everyone: Everyone) -> None:
-        """Restore what `save` returned, after the first channel was opened; all ranks call it alike.
-
-        Args:
-            own: what this rank has saved; None if the earlier job had no such rank.
-            everyone: returns what each rank of the earlier job has saved.
-        """
-        if self.carried is not None:
-            self.carried.load(own, everyone)
-            return
-        assert self.feedback is not None
-        whole = self.feedback.was_whole(own, everyone) if self._untils else None
-        for until in self._untils.values() if whole is not None else ():
-            until.begin(whole)
-        for channel in self.channels[:-1]:
-            self.feedback.clear(channel)
-        self.feedback.load(self.channels[-1], own, everyone)
+        return channel, self.policy.classify(found, channel)
 
     def save_layout(self) -> Arrays:
         """Copy the layout of the newest channel, and its number of steps; an empty dict without a plan."""
@@ -420,33 +382,10 @@ class GradientSet:
         if newest is not None:
             newest.load(own)
 
-    def flush(self, ahead: int) -> None:
-        """Make a step send what the ranks have kept; see `Reducer.flush`."""
-        if self.feedback is not None:
-            self.feedback.flush()
-        elif self._options.partial and self.channels and self.is_open:
-            self.job.engine.flush(self.channels[0].handle, ahead)
-
-    @property
-    def waits(self) -> bool:
-        """Whether residuals may wait on the ranks."""
-        return any(channel.layout.selected for channel in self.channels)
-
-    def scale_momentum(self, factor: float) -> None:
-        """Multiply this rank's velocities, between two steps; all ranks call it alike."""
-        for channel in self.channels:
-            if channel.is_open:
-                residuals.scale_velocities(channel, self.job.engine, factor)
-
     def close(self) -> None:
         """Close all channels."""
         for channel in self.channels:
             channel.close()
-
-    def _with_waiting(self, found: str, channel: Channel) -> str:
-        """Mark top-k gradients that no rank has now as dense zeros, so that their residuals are still sent."""
-        selected = channel.layout.selected
-        return "".join(_DENSE if place in selected else kind for place, kind in enumerate(found))
 
     def _agreed_for_good(self, own: str) -> str:
         """Check this rank's kinds against those of the first step."""
@@ -454,8 +393,8 @@ class GradientSet:
         new = [place for place, kind in enumerate(own) if kind != gradient_kinds.NONE and agreed[place] != kind]
         if new:
             raise InvalidError(
-                f"{self._label}: no rank had a gradient of {self._tensors[new[0]].name!r} in the first step; with "
-                f"sync={self._options.sync!r} the ranks agree on their gradients once, because later steps do not wait "
+                f"{self.label}: no rank had a gradient of {self._tensors[new[0]].name!r} in the first step; with "
+                f"sync={self.options.sync!r} the ranks agree on their gradients once, because later steps do not wait "
                 "for each other"
             )
         return agreed
@@ -471,8 +410,7 @@ class GradientSet:
         return joint([value["kinds"] for value in values])
 
     def _channel(self, found: str) -> Channel:
-        # with TopK the residuals are in the newest channel
-        for channel in self.channels if self._options.topk is None else reversed(self.channels):
+        for channel in reversed(self.channels) if self.policy.newest_channel_only else self.channels:
             if all(kind == _DENSE for kind, wanted in zip(channel.kinds, found, strict=True) if wanted == _DENSE):
                 return channel
         opened = [channel.kinds for channel in self.channels]
@@ -485,85 +423,34 @@ class GradientSet:
         start: SameStart | None = None,
         weights: Weights | None = None,
     ) -> Channel:
-        topk = self._options.topk
-        channel = open(
-            self._label,
+        channel = open_channel(
+            self.label,
             self._tensors,
-            self._options.for_channel(self.job.options),
+            self.options.for_channel(self.job.options),
             kinds=own,
             owner=self.job,
             groups=self._groups,
-            topk=topk,
-            sparse_algorithm=self._options.sparse_algorithm,
-            momentum=self._momentum,
             facts=facts,
             start=start,
             weights=weights,
-            partial=self._partial() if self._options.partial else None,
-            delay=self._options.delay,
             identity=self._identity,
+            **self.policy.plan(),
         )
         if not self.channels:
             # counted only now that it is open on all ranks: a channel that was refused must not count on any rank
             self._number = self.job.count("gradient set")
-            self.name = f"{self._label}.{self._number}"
+            self.name = f"{self.label}.{self._number}"
             if self.start is not None:
                 self.start.name = self.name
-        if channel.partial is not None:
-            auto = AutoQuorum(channel, self.job) if self._options.sync == "auto" and self.job.engine.rank == 0 else None
-            self.carried = Held(channel, self._options, self.job, auto)
-        elif channel.delay:
-            self.carried = Delayed(channel, self.job, self._options.process_set)
-        if topk is not None:
-            self._feed(channel)
-            self._tell_of_one_host(channel.layout)
         before = self.channels[-1] if self.channels else None
         self.channels.append(channel)
-        options = self._options.for_channel(self.job.options)
+        options = self.options.for_channel(self.job.options)
         planned = self.job.engine.size > 1 and channel.layout.buckets and not is_file(options.buckets)
-        if planned and not self._options.partial:  # partial rounds begin when all their gradients are there
+        if planned and channel.partial is None:  # partial rounds begin when all their gradients are there
             self._replan(channel)
-        if channel.whole is not None:
-            self._switch_later(channel, before)
+        self.policy.opened(channel, before)
         explanation.say(self.job, channel.name, channel.layout, None)
         return channel
-
-    def _switch_later(self, channel: Channel, before: Channel | None) -> None:
-        """Have a new channel send whole gradients from `TopK(until=...)` on, or at once if nothing waits for it."""
-        topk, feedback = self._options.topk, self.feedback
-        assert topk is not None
-        assert topk.until is not None
-        assert feedback is not None
-
-        def times() -> StepTimes | None:
-            found = self.replannings.get(channel)
-            return found.reviews[-1].times if found is not None and found.reviews else None
-
-        made = self._untils[channel] = Until(
-            channel,
-            feedback,
-            self._options,
-            self.job,
-            name=f"{self.name}: channel {len(self.channels)}",
-            momentum=self._momentum,
-            keys=self._keys,
-            times=times,
-        )
-        made.begin(whole=before.is_whole if before is not None else feedback.steps >= topk.until)
-        for one in self._untils.values() if len(self._untils) > 1 else ():
-            one.not_alone()
-
-    def _partial(self) -> Partial:
-        """Say what makes the rounds of the first channel partial."""
-        options = self._options
-        auto = options.sync == "auto"  # begins with all ranks
-        return Partial(
-            "quorum" if auto else options.sync,
-            quorum=self.job.engine.size if auto else options.quorum or 1,
-            staleness=options.staleness,
-            before=self._first_step(),
-            holds_again=self._holds_again,
-        )
 
     def _replan(self, channel: Channel) -> None:
         """Plan the buckets of a new channel anew at some steps; the channel goes on counting the steps of the last."""
@@ -572,42 +459,9 @@ class GradientSet:
             channel,
             self.job,
             name=f"{self.name}: buckets of channel {len(self.channels)}",
-            process_set=self._options.process_set,
+            process_set=self.options.process_set,
             done=0 if before is None else before.steps,
         )
-
-    def _feed(self, channel: Channel) -> None:
-        """Give a newly opened channel the residuals of the channel before, or begin the error feedback."""
-        if self.feedback is not None:
-            self.feedback.opened(channel)
-            self.feedback.move(self.channels[-1], channel)
-            return
-        steps = consensus.exchange(self.job.engine, f"{self.name}: first step", self._first_step)
-        self.feedback = Feedback(
-            self._label,
-            self._options,
-            self.job,
-            steps[0],
-            self._momentum,
-            self._keys,
-            name=self.name,
-            ends=bool(self._identity.name) and not self._holds_again,  # a tape skips nothing
-        )
-        self.feedback.opened(channel)
-
-    def _tell_of_one_host(self, laid_out: Layout) -> None:
-        """Log once, on the first rank, that `TopK` has no effect on one host."""
-        choices = [bucket.choice for bucket in laid_out.buckets if bucket.selection is not None]
-        if self.job.engine.rank or not choices or any(choice and choice.selects for choice in choices):
-            return
-        if self.job.count("top-k without a selection") == 0:
-            _LOG.warning(
-                "%s: TopK changes nothing in this job: gradients are selected where they leave a host, and there is "
-                "one host (%d %s); they are sent whole, as without TopK",
-                self._label,
-                self.job.engine.size,
-                "rank" if self.job.engine.size == 1 else "ranks",
-            )
 
 
 def _groups(groups: int | Sequence[Sequence[Any]] | None, keys: Sequence[Any]) -> Groups:

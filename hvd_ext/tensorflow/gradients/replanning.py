@@ -154,7 +154,7 @@ class Replanning:
                 why = "the ranks have saved different ones"
             elif same:
                 op = now.buckets[0].op
-                layout = Layout.from_json(json.loads(text), job.tree, self._numbered, op, places=now.travelling)
+                layout = Layout.from_json(json.loads(text), job.tree, self._numbered, op, places=now.sent_tensors)
                 channel.switch(dataclasses.replace(layout, tensors=now.tensors), here + 1)
         except PlanError as error:  # alike on all ranks
             why = str(error)
@@ -201,7 +201,7 @@ class Replanning:
         if any(answer is None for answer in answers):
             return None  # too few steps
         latest = step_times.latest([step_times.Measured.from_json(one) for one in answers])
-        times = step_times.model(now.tensors, now.travelling, latest)
+        times = step_times.model(now.tensors, now.sent_tensors, latest)
         rows = sum(answer["rows_nbytes"] for answer in answers)
         if rows:  # embeddings are the first layers, whose gradients come last
             times = dataclasses.replace(times, rows=((times.computed_s, rows),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from hvd_ext.job.process_sets import ProcessSet
 from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm, Sync
 from hvd_ext.options.gradients import GradientOptions, groups_of
 from hvd_ext.tensorflow import ops
-from hvd_ext.tensorflow.gradients import kinds
+from hvd_ext.tensorflow.gradients import kinds, policies
 from hvd_ext.tensorflow.gradients.tape_reducers import reducer_for
 
 LABEL = "DistributedGradientTape"
@@ -179,12 +180,25 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     return _wrapped("PartialDistributedGradientTape", gradtape, layers, options)
 
 
+@dataclasses.dataclass(eq=False)
+class Reduction:
+    """How a wrapped tape reduces, in its one attribute `_hvd_ext`.
+
+    Args:
+        options: of the reduction.
+        local: return the sources that are not reduced.
+        plain: whether the tape reduces nothing now.
+    """
+
+    options: GradientOptions
+    local: list[Callable[[], Iterable[Any]]]
+    plain: bool = False
+
+
 class Distributed:
     """The class that `DistributedGradientTape` puts in front of the tape's own; wrapped tapes are its instances."""
 
-    _hvd_ext_options: GradientOptions
-    _hvd_ext_local: list[Callable[[], Iterable[Any]]]
-    _hvd_ext_plain: bool
+    _hvd_ext: Reduction
 
     @ops.plain
     def gradient(
@@ -218,12 +232,11 @@ class Distributed:
         if isinstance(unconnected_gradients, bool):
             unconnected_gradients, use_generic_names = _NONE, unconnected_gradients
         local = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
-        if self._hvd_ext_plain:
+        if self._hvd_ext.plain:
             return local
         flat = tf.nest.flatten(sources)
-        reduced = _reduced(
-            self._hvd_ext_options, tf.nest.flatten(local), flat, self._local_places(flat), use_generic_names
-        )
+        places = self._local_places(flat)
+        reduced = _reduced(self._hvd_ext.options, tf.nest.flatten(local), flat, places, use_generic_names)
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def jacobian(self, *arguments: Any, **keywords: Any) -> Any:
@@ -240,7 +253,7 @@ class Distributed:
         Args:
             source: a variable of Keras or TensorFlow, or a tensor.
         """
-        self._hvd_ext_local.append(lambda: (source,))
+        self._hvd_ext.local.append(lambda: (source,))
 
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
@@ -265,16 +278,16 @@ class Distributed:
         ]
 
     def _local_places(self, sources: Sequence[Any]) -> tuple[int, ...]:
-        local = {kinds.key(source) for give in self._hvd_ext_local for source in give()}
+        local = {kinds.key(source) for give in self._hvd_ext.local for source in give()}
         return tuple(place for place, source in enumerate(sources) if kinds.key(source) in local)
 
     def _own(self, method: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         # TensorFlow's jacobians call self.gradient for each element, in a loop in which no reduction can run
-        self._hvd_ext_plain = True
+        self._hvd_ext.plain = True
         try:
             return method(*arguments, **keywords)
         finally:
-            self._hvd_ext_plain = False
+            self._hvd_ext.plain = False
 
 
 if TYPE_CHECKING:
@@ -313,9 +326,7 @@ def _wrapped(label: str, tape: Any, layers: Sequence[Any], options: GradientOpti
             f"{label}: momentum_correction takes over an optimizer's momentum, and a tape has no optimizer; leave it "
             "out, or wrap the optimizer with hvd_ext.DistributedOptimizer"
         )
-    tape._hvd_ext_options = options
-    tape._hvd_ext_local = [lambda layer=layer: layer.trainable_weights for layer in layers]
-    tape._hvd_ext_plain = False
+    tape._hvd_ext = Reduction(options, [functools.partial(getattr, layer, "trainable_weights") for layer in layers])
     tape.__class__ = _distributed_class(type(tape))  # type: ignore[arg-type]
     return tape
 
@@ -349,7 +360,7 @@ def _reduced(
         tensors_out = [place for place, result in enumerate(results) if isinstance(result, tf.Tensor)]
 
         def backward(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            if options.carries_over:
+            if policies.chosen(options).keeps:
                 raise InvalidError(
                     f"{LABEL}: with compression=hvd_ext.TopK(...), sync= or delay=1 the reduced gradients depend on "
                     "earlier steps, and cannot be differentiated; take the second derivative of the loss with a plain "

@@ -55,10 +55,7 @@ class TapeReducer:
         Returns:
             The reduced gradients; in a graph, their reduction begins after that of the step before has ended.
         """
-        with self.reducer.step(gradients, self.sources, weights=sources) as ready:
-            present = [gradient for gradient in ready if gradient is not None]
-            results = iter(self.reducer.reduce_step(present, after=self.steps))
-            return [None if gradient is None else next(results) for gradient in ready]
+        return self.reducer.begin(gradients, self.sources, weights=sources).reduce_all(self.steps)
 
 
 _reducers: dict[tuple[Any, ...], TapeReducer] = {}
@@ -125,7 +122,7 @@ def _register(reducer: Reducer) -> None:
     owner = f"buckets: tape {job.count('tape')}{ranks}"
     state.unregister(owner)  # an earlier init may have registered this owner
     state.register(owner, reducer.save_first_layout, reducer.load_first_layout)
-    what = reducer.options.carries_over
+    what = reducer.policy.keeps
     if what:
         owner = f"{what}: tape {job.count(f'tape with {what}')}{ranks}"
         state.unregister(owner)

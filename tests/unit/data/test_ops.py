@@ -239,7 +239,7 @@ def test_records_made_in_python_are_those_that_the_ops_make(cache: int) -> None:
 
 
 def test_a_batch_that_nobody_loads_fails_and_gives_its_claims_back(cache: int) -> None:
-    with pytest.raises(tf.errors.OpError, match=rf"cache \({cache}\): (it is closed|nobody loads)"):
+    with pytest.raises(tf.errors.OpError, match=rf"cache \({cache}\): (it is closed|no sample loader)"):
         native.read(cache, numbers(3, 5), **IMAGES, parts=1)
     _, missing, pending = native.lookup(cache, numbers(3, 5), **IMAGES)
     assert (missing.numpy().tolist(), pending.numpy().tolist()) == ([0, 1], [])

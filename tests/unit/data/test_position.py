@@ -158,7 +158,7 @@ def test_a_loop_of_ones_own_goes_on_with_the_epoch_and_the_parts_of_its_checkpoi
     def rows(data: tf.data.Dataset) -> list[list[int]]:
         return [batch.ravel().astype(int).tolist() for batch in data.as_numpy_iterator()]
 
-    position.go_on(0)  # as in a process that has trained nothing
+    position.resume_at(0)  # as in a process that has trained nothing
     first, data = shuffled(parts=4)
     epochs = [rows(data) for _ in range(3)]
     saved = position.divided()
@@ -166,7 +166,7 @@ def test_a_loop_of_ones_own_goes_on_with_the_epoch_and_the_parts_of_its_checkpoi
     later, again = shuffled()
     rows(again)  # before the checkpoint is restored
     position.restore(saved)
-    position.go_on(1)
+    position.resume_at(1)
     assert rows(again.skip(2)) == epochs[1][2:]
     assert rows(again) == epochs[2]
     assert (first.parts, later.parts) == (4, 4)

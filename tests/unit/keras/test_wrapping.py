@@ -63,11 +63,11 @@ def test_wrapping_again_with_equal_options_gives_the_same_object_as_it_was() -> 
     how = {"op": hvd.Sum, "groups": [[variable]], "compression": hvd.Compression.fp16, "backward_passes_per_step": 2}
     optimizer = keras.optimizers.SGD(0.5)
     wrapped = hvd.DistributedOptimizer(optimizer, **how)
-    reducer, kind = wrapped._hvd_ext_reducer, type(wrapped)
+    reducer, kind = wrapped._hvd_ext.reducer, type(wrapped)
     assert hvd.DistributedOptimizer(wrapped, **how) is wrapped
     assert hvd.DistributedOptimizer(optimizer, "SGD", **{**how, "groups": ((variable,),)}) is wrapped
     assert hvd.PartialDistributedOptimizer(optimizer, **how) is wrapped
-    assert wrapped._hvd_ext_reducer is reducer
+    assert wrapped._hvd_ext.reducer is reducer
     assert type(wrapped) is kind
     assert wrapped.gradient_accumulation_steps == 2
 
@@ -83,10 +83,10 @@ def test_wrapping_again_with_equal_options_gives_the_same_object_as_it_was() -> 
 )
 def test_wrapping_again_with_other_options_is_refused_and_changes_nothing(other: dict[str, object], words: str) -> None:
     wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), op=hvd.Sum)
-    reducer = wrapped._hvd_ext_reducer
+    reducer = wrapped._hvd_ext.reducer
     with pytest.raises(InvalidError, match=f"wrapped already, with {words};"):
         hvd.DistributedOptimizer(wrapped, **other)
-    assert wrapped._hvd_ext_reducer is reducer
+    assert wrapped._hvd_ext.reducer is reducer
     assert hvd.DistributedOptimizer(wrapped, op=hvd.Sum) is wrapped
 
 
@@ -181,7 +181,7 @@ def test_older_ways_to_say_it_are_taken() -> None:
     keywords = {"device_dense": "/gpu:0", "device_sparse": "", "use_locking": True, "sparse_as_dense": True}
     wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), "name", **keywords, num_groups=0)
     assert isinstance(wrapped, Distributed)
-    assert wrapped._hvd_ext_reducer.options.sparse_as_dense
+    assert wrapped._hvd_ext.reducer.options.sparse_as_dense
 
 
 def test_a_models_optimizers_are_found_in_containers_and_parts_but_plain_ones_of_parts_do_not_count() -> None:

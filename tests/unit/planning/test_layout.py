@@ -42,7 +42,7 @@ def test_every_tensor_that_travels_is_in_one_bucket_of_its_dtype(seed: int) -> N
     made = layout(
         cluster(rng), given, Sum, bucket_nbytes=rng.choice([64, 4096]), groups=groups, places=places, topk=topk
     )
-    assert sorted(place for bucket in made.buckets for place in bucket.tensors) == places == list(made.travelling)
+    assert sorted(place for bucket in made.buckets for place in bucket.tensors) == places == list(made.sent_tensors)
     assert made.tensors == tuple(given)
     for bucket, nbytes in zip(made.buckets, made.nbytes, strict=True):
         assert {given[place].dtype for place in bucket.tensors} == {bucket.dtype}
@@ -98,7 +98,7 @@ def test_it_prints_a_line_for_each_bucket() -> None:
     assert len(lines) == 3
     assert any(": 2 tensors, 56384 bytes of float32, hitopk, dense from a density of" in line for line in lines)
     assert any("400 bytes of float32 as bfloat16, ring, in segments of" in line for line in lines)
-    assert str(example(places=[])) == "nothing travels"
+    assert str(example(places=[])) == "no tensors are sent"
 
 
 def test_an_algorithm_that_there_is_not_is_refused() -> None:

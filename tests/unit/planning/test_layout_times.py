@@ -57,7 +57,7 @@ def test_auto_is_as_good_as_every_bucketer(seed: int, topk: TopK | None) -> None
     assert {one.bucketer for one in made.outcomes} >= {"wfbp", "single", "mgwfbp", "optimal"}
     assert made.outcomes[0].buckets == len(made.buckets)
     assert f"{made.bucketer} " in made.reason
-    assert sorted(made.travelling) == list(range(len(times.tensors)))
+    assert sorted(made.sent_tensors) == list(range(len(times.tensors)))
 
 
 def test_a_step_is_computation_and_what_is_not_hidden_behind_it() -> None:

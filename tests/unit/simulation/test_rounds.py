@@ -71,11 +71,11 @@ def assert_rounds_have_what_they_wait_for(found: Played, rules: Rules, flushed: 
 def assert_rounds_follow_each_other(found: Played, round_s: float) -> None:
     """Steps take the results of their rounds."""
     assert (found.opened_s <= found.begins_s + 1e-12).all()
-    np.testing.assert_allclose(found.overs_s - found.begins_s, round_s, atol=1e-12)
-    assert (found.begins_s[1:] >= found.overs_s[:-1]).all()
+    np.testing.assert_allclose(found.finished_s - found.begins_s, round_s, atol=1e-12)
+    assert (found.begins_s[1:] >= found.finished_s[:-1]).all()
     for rank, steps in enumerate(found.steps):
         ends_s = found.ends_s[rank, :steps]
-        np.testing.assert_array_equal(ends_s, np.maximum(found.gradients_s[rank, :steps], found.overs_s[:steps]))
+        np.testing.assert_array_equal(ends_s, np.maximum(found.gradients_s[rank, :steps], found.finished_s[:steps]))
         assert np.isnan(found.ends_s[rank, steps:]).all()
     assert (found.waited_s >= 0).all()
 
@@ -84,8 +84,8 @@ def assert_rounds_follow_each_other(found: Played, round_s: float) -> None:
 def test_a_staleness_of_0_takes_the_time_of_full_rounds(mode: str) -> None:
     step_s = np.random.default_rng(3).random((5, 50))
     full = play(step_s, Rules(), 0.1)
-    np.testing.assert_array_equal(play(step_s, Rules(mode, staleness=0), 0.1).overs_s, full.overs_s)
-    np.testing.assert_allclose(full.overs_s, np.cumsum(step_s.max(0) + 0.1))
+    np.testing.assert_array_equal(play(step_s, Rules(mode, staleness=0), 0.1).finished_s, full.finished_s)
+    np.testing.assert_allclose(full.finished_s, np.cumsum(step_s.max(0) + 0.1))
 
 
 @pytest.mark.parametrize("ranks", [2, 5, 8, 32])
@@ -95,7 +95,7 @@ def test_rounds_that_all_begin_together_have_the_closed_forms_of_skewed_ranks(ra
 
     def mean_s(rules: Rules) -> float:
         found = play(first, rules)
-        return float((found.overs_s[0] - found.gradients_s[:, 0]).clip(0).mean())
+        return float((found.finished_s[0] - found.gradients_s[:, 0]).clip(0).mean())
 
     assert mean_s(Rules()) == pytest.approx(skew_s * (ranks - 1) / 2)
     assert mean_s(Rules("solo")) == pytest.approx(0)
@@ -117,7 +117,7 @@ def test_a_rank_that_is_slow_for_good_is_waited_for_after_the_bound() -> None:
     step_s = np.full((4, 200), 0.01)
     step_s[2] = 0.1
     assert play(step_s, Rules("solo", staleness=4)).rounds_per_s(after=50) == pytest.approx(10, rel=0.02)
-    assert play(step_s[:, :4], Rules("solo", staleness=4)).overs_s[-1] == pytest.approx(0.04)
+    assert play(step_s[:, :4], Rules("solo", staleness=4)).finished_s[-1] == pytest.approx(0.04)
 
 
 def test_a_delay_hides_what_is_shorter() -> None:

@@ -14,9 +14,11 @@ def seen(step_s: np.ndarray, rules: simulated.Rules, round_s: float = 0.001) -> 
     """What rank 0 knows of rounds that are played with these times of steps."""
     played = simulated.play(step_s, rules, round_s)
     zeros = np.zeros(played.rounds)
-    began_s, ended_s, came_s = (10.0 + times for times in (played.begins_s, played.overs_s, played.gradients_s.T))
+    began_s, ended_s, announced_s = (
+        10.0 + times for times in (played.begins_s, played.finished_s, played.gradients_s.T)
+    )
     numbers = np.arange(1, played.rounds + 1)
-    return Rounds(numbers, began_s, ended_s, zeros, played.arrived, np.zeros_like(played.arrived), came_s)
+    return Rounds(numbers, began_s, ended_s, zeros, played.arrived, np.zeros_like(played.arrived), announced_s)
 
 
 def random_times(ranks: int, steps: int, seed: int) -> np.ndarray:
@@ -36,7 +38,7 @@ def test_the_times_of_steps_are_found_again(rules: simulated.Rules) -> None:
 
 def test_a_gradient_that_has_not_come_leaves_its_step_out() -> None:
     recent = seen(random_times(4, 60, 1), simulated.Rules("full"))
-    recent.came_s[30, 2] = 0.0
+    recent.announced_s[30, 2] = 0.0
     assert quorum.computing_s(recent).shape == (4, 57)
 
 

@@ -18,7 +18,7 @@ ARRIVED = np.array([[1, 0], [2, 0], [3, 2], [4, 4]])
 def known(first: int = 1) -> Rounds:
     """What rank 0 knows; rank 1's gradient of step 3 has come at the time of that of step 4."""
     count = len(ARRIVED)
-    came_s = np.array([[1.0, 2.5], [3.0, 4.25], [5.0, 7.0], [7.0, 0.0]])
+    announced_s = np.array([[1.0, 2.5], [3.0, 4.25], [5.0, 7.0], [7.0, 0.0]])
     return Rounds(
         np.arange(first, first + count),
         np.array([1.0, 3.0, 5.0, 7.0]),
@@ -26,7 +26,7 @@ def known(first: int = 1) -> Rounds:
         np.array([0.5, 0.5, 0.0, 0.25]),
         ARRIVED + first - 1,
         np.zeros((count, 2), np.int64),
-        came_s,
+        announced_s,
     )
 
 
@@ -45,11 +45,11 @@ def test_rank_0_knows_who_was_on_time_and_how_long_all_waited(first: int) -> Non
 
 
 def test_a_rank_that_came_before_its_round_was_over_has_waited_and_another_rank_knows_its_time_only() -> None:
-    came_s = known().came_s.copy()
-    came_s[3, 1] = 7.25
-    found = rounds.of_engine(known()._replace(came_s=came_s), 0, range(2))
+    announced_s = known().announced_s.copy()
+    announced_s[3, 1] = 7.25
+    found = rounds.of_engine(known()._replace(announced_s=announced_s), 0, range(2))
     assert found is not None and found.waited_s == (1.25, 0.75)
-    found = rounds.of_engine(known()._replace(came_s=np.zeros((4, 2))), 1, range(2))
+    found = rounds.of_engine(known()._replace(announced_s=np.zeros((4, 2))), 1, range(2))
     assert found is not None and math.isnan(found.waited_s[0]) and found.waited_s[1] == 1.25
     assert rounds.of_engine(Rounds(*(array[:0] for array in known())), 0, range(2)) is None, "no round, no summary"
 

@@ -18,8 +18,8 @@ def recent(count: int, first: int = 1, length: float = 1.0) -> RecentSteps:
     """Steps of one length, each ended a quarter before the next; tensor 1 comes before tensor 0, later each step."""
     steps = np.arange(first, first + count)
     begins_s = 100 + length * np.arange(count)
-    came_s = np.stack([0.5 + steps / 1000, 0.25 + steps / 1000], axis=1)
-    return RecentSteps(steps, begins_s, begins_s + length * 0.75, came_s)
+    arrival_offset_s = np.stack([0.5 + steps / 1000, 0.25 + steps / 1000], axis=1)
+    return RecentSteps(steps, begins_s, begins_s + length * 0.75, arrival_offset_s)
 
 
 def test_the_first_steps_do_not_count_and_arrivals_are_the_medians_of_the_newest_ten() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hvd_ext.tensorflow.gradients.distribution import reducer_of
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 from hvd_ext.tensorflow.gradients.registration import GradientSet
 
@@ -15,21 +16,21 @@ from hvd_ext.tensorflow.gradients.registration import GradientSet
 STOP_BIT, SIGNAL_BIT = 0, 1
 
 
-class Word:
+class RoundFlags:
     """A number that this rank sends along with the rounds of an optimizer.
 
     Args:
         reducer: that of an optimizer whose steps do not wait for all ranks, trained on by all ranks alike.
-        shift: the first of its bits; the words of an optimizer have bits of their own, below the 31st.
+        shift: the first of its bits; the flags of an optimizer have bits of their own, below the 31st.
         bits: the number of its bits.
     """
 
     def __init__(self, reducer: Reducer, shift: int, bits: int) -> None:
         self._reducer, self._shift, self._mask = reducer, shift, (1 << bits) - 1
         one = self._set
-        self._heard = 0 if one is None else one.job.engine.progress(one.channels[0].handle).step
+        self._seen = 0 if one is None else one.job.engine.progress(one.channels[0].handle).step
 
-    def say(self, value: int) -> None:
+    def send(self, value: int) -> None:
         """Send a number along with this rank's part of all rounds that begin from now on; 0 for none."""
         one = self._set
         if one is not None:
@@ -37,20 +38,20 @@ class Word:
             channel.flags = channel.flags & ~(self._mask << self._shift) | value << self._shift
             one.job.engine.set_flags(channel.handle, channel.flags)
 
-    def heard(self) -> int:
-        """Return the first number that a rank has said in the rounds of the steps since the last call; 0 if none has.
+    def received(self) -> int:
+        """Return the first number that a rank has sent in the rounds of the steps since the last call; 0 if none has.
 
         All ranks call it after the same steps, and get the same answer.
         """
         one = self._set
         if one is None:
             return 0
-        handle, first = one.channels[0].handle, self._heard + 1
-        self._heard = one.job.engine.progress(handle).step
-        if self._heard < first:
+        handle, first = one.channels[0].handle, self._seen + 1
+        self._seen = one.job.engine.progress(handle).step
+        if self._seen < first:
             return 0
-        said = one.job.engine.rounds(handle, first, self._heard - first + 1).flags
-        values = said.ravel() >> self._shift & self._mask
+        sent = one.job.engine.rounds(handle, first, self._seen - first + 1).flags
+        values = sent.ravel() >> self._shift & self._mask
         return int(values[values > 0][0]) if values.any() else 0
 
     @property
@@ -64,5 +65,5 @@ def partial_reducer(optimizers: Any) -> Reducer | None:
     Args:
         optimizers: wrapped or plain.
     """
-    found = [getattr(one, "_hvd_ext_reducer", None) for one in optimizers]
-    return next((one for one in found if isinstance(one, Reducer) and one.options.partial), None)
+    found = [reducer_of(one) for one in optimizers]
+    return next((one for one in found if one is not None and one.options.partial), None)

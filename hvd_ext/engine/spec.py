@@ -1,0 +1,67 @@
+"""The structs of the C ABI, from tf_ops/engine/spec.def."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import Any
+
+from hvd_ext.errors import NativeLibraryError
+
+_TYPES: dict[str, Any] = {
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "uint64_t": ctypes.c_uint64,
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+    "const char*": ctypes.c_char_p,
+    "const char* const*": ctypes.POINTER(ctypes.c_char_p),
+    "const int32_t*": ctypes.POINTER(ctypes.c_int32),
+    "const int64_t*": ctypes.POINTER(ctypes.c_int64),
+}
+_LINE = re.compile(r"^HVD_EXT_(STRUCT|FIELD|END)\(([^)]+)\)", re.MULTILINE)
+
+
+def parse(text: str) -> dict[str, type[ctypes.Structure]]:
+    """Make the structs of a text in the form of spec.def, by name.
+
+    Raises:
+        NativeLibraryError: a type is not known, or a field is in no struct.
+    """
+    structs: dict[str, type[ctypes.Structure]] = {}
+    fields: list[tuple[str, Any]] | None = None
+    for what, words in _LINE.findall(text):
+        if what == "STRUCT":
+            fields = []
+        elif fields is None:
+            raise NativeLibraryError(f"spec.def: {words!r} must be in a struct")
+        elif what == "END":
+            structs[words] = type(words, (ctypes.Structure,), {"_fields_": fields})
+            fields = None
+        else:
+            kind, name = words.rsplit(", ", 1)
+            pointed = structs.get(kind.removeprefix("const ").removesuffix("*"))
+            found = _TYPES.get(kind) if pointed is None else ctypes.POINTER(pointed)
+            if found is None:
+                raise NativeLibraryError(f"spec.def: the type of {name!r} ({kind}) is not known")
+            fields.append((name, found))
+    return structs
+
+
+def _text() -> str:
+    here = Path(__file__).resolve().parent
+    places = here / "spec.def", here.parents[1] / "tf_ops" / "engine" / "spec.def"  # installed; the source tree
+    for path in places:
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    raise NativeLibraryError(
+        f"spec.def is missing (looked for {places[0]} and {places[1]}): the installation is incomplete; install "
+        "hvd_ext again"
+    )
+
+
+_STRUCTS = parse(_text())
+Config, Selection, Bucket, Partial, Channel = (
+    _STRUCTS[f"HvdExt{name}"] for name in ("Config", "Selection", "Bucket", "Partial", "Channel")
+)

@@ -1,0 +1,28 @@
+"""The policies: what a step's gradients go through besides the sum over the ranks, and what is kept between steps.
+
+Every module of this package but `base` is a policy, and has a class `POLICY`; no list has to name it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING
+
+from hvd_ext.tensorflow.gradients.policies.base import Arrays as Arrays, Everyone as Everyone, Policy as Policy
+
+if TYPE_CHECKING:
+    from hvd_ext.options.gradients import GradientOptions
+
+
+@functools.cache
+def classes() -> tuple[type[Policy], ...]:
+    """Return the classes of all policies."""
+    modules = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+    return tuple(importlib.import_module(f"{__name__}.{name}").POLICY for name in modules)
+
+
+def chosen(options: GradientOptions) -> type[Policy]:
+    """Return the class of the policy that options ask for."""
+    return next((policy for policy in classes() if policy.is_asked_for(options)), Policy)
