@@ -1,7 +1,8 @@
 """Writes digests of trained weights: mpirun -np N python tests/golden/weights.py FILE [STEPS]
 
-It trains with each feature and each pair of features that work and meet in a step. Two commits that shall train alike write the
-same file on one machine; on another machine TensorFlow's kernels may round otherwise, so no file is kept.
+It trains with each feature, and with each pair of features that work and meet in a step. Two commits that shall train
+alike write the same file on one machine. On another machine TensorFlow's kernels may round otherwise, so no file is
+kept. With a topology of several hosts (HVD_EXT_TOPOLOGY) top-k selects.
 """
 
 from __future__ import annotations

@@ -187,7 +187,8 @@ TEST("times: the newest complete steps are kept, with the arrival of each tensor
     CHECK(times[i].end_s >= times[i].begin_s);
     if (i > 0) CHECK(times[i].begin_s >= times[i - 1].end_s);
     std::vector<double> came;
-    for (int64_t tensor : OrderOf(static_cast<int>(times[i].step) - 1, 0)) came.push_back(times[i].arrival_offset_s[tensor]);
+    for (int64_t tensor : OrderOf(static_cast<int>(times[i].step) - 1, 0))
+      came.push_back(times[i].arrival_offset_s[tensor]);
     CHECK(came[0] > 0 && std::is_sorted(came.begin(), came.end()));
   }
   CHECK_OK(engine->GetTimes(channel, 3, &times));

@@ -5,6 +5,7 @@
 #include "engine/channel.h"
 
 namespace hvd_ext {
+
 Status Channel::CheckTopK(const std::optional<TopKStep>& topk) const {
   if (topk.has_value() != has_density_) {
     return Invalid("channel " + Quoted(name_) +
