@@ -131,7 +131,7 @@ def demo() -> str:
             ]
         )
     head = ["Training with", "A step, median (middle half)", f"Steps per second, {first['name']} = 1"]
-    head += [f"{result['target']:.0%} of the test digits right after", "Right at the end"]
+    head += [f"{result['target']:.0%} accuracy after", "Accuracy at the end"]
     load = f"{machine['cores']} cores, load before {machine['load_before']}"
     packages = ("horovod", "tensorflow-cpu", "tensorflow", "keras")
     named = [f"{name} {versions[name]}" for name in packages if name in versions]

@@ -27,7 +27,7 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        # the time since the program began, of a clock that nobody sets
+        # the time since the program began, of a monotonic clock
         self._zero_s = time.monotonic() - max(0.0, time.time() - psutil.Process().create_time())
         self._before_s = self._wall_before_s = self._left_out_s = 0.0
         self._stopped_s: float | None = None

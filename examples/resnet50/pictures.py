@@ -58,7 +58,7 @@ class Pictures:
             self.train = self._open("train", settings.phases[0].side).samples
 
     def training(self, phase: Phase, steps: int) -> tf.data.Dataset:
-        """Give this rank's batches: (uint8 [batch, pixels, pixels, 3], int32 labels [batch]), cut anew in each epoch.
+        """Give this rank's batches: (uint8 [batch, pixels, pixels, 3], int32 labels [batch]), cropped in each epoch.
 
         Crops depend on the seed, the epoch and the picture; the order depends on the number of ranks too.
 

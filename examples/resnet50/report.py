@@ -49,7 +49,7 @@ class Report(keras.callbacks.Callback):
         root = hvd.rank() == 0
         self.rows: list[Row] = read(folder / "report.json") if root else []
         self._view = views.begin(settings, self._now) if root else None
-        # Where the epochs were trained: a job that only writes the files of a finished training anew may be elsewhere.
+        # Where the epochs were trained: a job that only writes the files of a finished training again may be elsewhere.
         self._here = dawnbench.place() if root else {}
         self._trained = (trained(folder / "report.json") if root else {}) or self._here
         self._scalars = Scalars(folder / "tensorboard")

@@ -92,7 +92,7 @@ class Lines:
 
 
 class Screen(Lines):
-    """A display of the present epoch and of the newest ones, drawn anew twice a second; one drawing takes about 4 ms.
+    """A display of the present epoch and of the newest ones, drawn twice a second; one drawing takes about 4 ms.
 
     What Python's standard error gets from this process stands above it.
 

@@ -45,7 +45,7 @@ class DataCache:
 
     The first time a sample is needed, it is read from the source and goes through `load`, and the result is stored.
     Memory and disk are filled until they have what they may take, and nothing is thrown out of them again; samples that
-    find no room are loaded in every epoch. After a change of the source or of `load` the cache begins anew.
+    find no room are loaded in every epoch. After a change of the source or of `load` the cache starts empty.
 
     One rank needs no `init()`. In a job of several ranks all of them make the cache, with the same arguments.
 
@@ -86,13 +86,13 @@ class DataCache:
             disk: a folder on a disk of this host, where samples stay for later jobs; each host has a folder of its own
                 in it, by its name. None: none.
             disk_limit: the bytes of samples on the disk, as a number or "200GB"; None: no limit.
-            keep: leave the memory to the next job on this host, in a file in /dev/shm that nobody else can read, until
+            keep: leave the memory to the next job on this host, in a file in /dev/shm that others cannot read, until
                 `clear()` or the end of the machine. Else nothing is left of it when the job ends.
             on_error: what happens if a sample cannot be loaded. "raise": training ends with its name. "retry": the same
                 after `retries` more attempts. "replace": another sample comes in its place, so that all ranks keep
                 equal steps; `stats()` counts them.
             retries: the number of attempts after the first with on_error="retry".
-            version: a word of your own; another one begins the cache anew. For what load does outside of its graph; the
+            version: a word of your own; another one starts an empty cache. For what load does outside of its graph; the
                 attributes of objects whose methods it calls do not count then.
             threads: how many samples this rank loads at the same time; None: the processors that the process may use,
                 divided by the ranks of the host that use the same ones.
@@ -249,7 +249,7 @@ class DataCache:
         earlier = sorted({str(one.path) for one in found if one.name == self.name and one.digits != self._digest[:16]})
         if earlier:
             _LOG.warning(
-                "cache %s: begins anew, because the source, load or version is another than that of %s, which stays "
+                "cache %s: starts empty, because the source, load or version is another than that of %s, which stays "
                 "until `python -m hvd_ext cache clear` deletes it",
                 self.name,
                 " and ".join(earlier),
@@ -285,7 +285,7 @@ class DataCache:
             of_ranks = consensus.exchange(self._engine, subject, opened)
             of_host = [one for name, one, _ in of_ranks if name == host]
             addresses = [address for name, _, address in of_ranks if name == host]
-            # Nobody goes on, and perhaps ends, before all have mapped what they share.
+            # No rank continues, and perhaps ends, before all have mapped what they share.
             consensus.exchange(self._engine, f"{subject} is shared", lambda: self._store.share(addresses))
         self._store.tell_warnings()
         # A launcher may have bound ranks to processors of their own. Where it has not, ranks that do not use this cache
@@ -329,7 +329,7 @@ class DataCache:
             batch_size: samples in a batch of one rank.
             shuffle: a new order in every epoch, of the whole part of the rank: there is no buffer.
             seed: of the order and of keys; the same on all ranks.
-            remainder: what happens to the samples that are left when all ranks have equally many. "drop": nobody sees
+            remainder: what happens to the samples that are left when all ranks have equally many. "drop": no rank sees
                 them. "repeat": samples from the beginning fill up. "uneven": the first ranks have one more, for
                 validation.
             steps: the number of steps in an epoch, all with full batches; None: those that the samples make.

@@ -52,7 +52,7 @@ class Filling:
                     self._show()
             finally:
                 self._lock.release()
-        elif self._timer is None:  # or nobody would see the last samples
+        elif self._timer is None:  # or the last samples would not be shown
             self._timer = threading.Timer(_LOOK_S, self._late)
             self._timer.daemon = True
             self._timer.start()

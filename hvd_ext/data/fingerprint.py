@@ -160,7 +160,7 @@ class _Graph:
             return _digest("resource")
         raise InvalidError(
             f"load (a captured {tensor.dtype.name}): its value cannot be known, so that a change would not be seen; "
-            "give version=, a word that you change whenever the data must be loaded anew"
+            "give version=, a word that you change whenever the data must be loaded again"
         )
 
     def _python(self, token: str) -> str:
@@ -171,7 +171,7 @@ class _Graph:
             return ""
         raise InvalidError(
             "load (a Python function inside of it): its code cannot be found, so that a change would not be seen; give "
-            "version=, a word that you change whenever the data must be loaded anew"
+            "version=, a word that you change whenever the data must be loaded again"
         )
 
 

@@ -153,7 +153,7 @@ class Loader:
                 self._one(load, left[0], parts, first + len(numbers) - len(left))
                 left.pop(0)
         finally:
-            if left:  # nobody shall wait for what will not come
+            if left:  # no process shall wait for samples that will not arrive
                 self._store.release(left)
 
     def _one(self, load: int, number: int, parts: int, place: int) -> None:

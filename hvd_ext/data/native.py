@@ -4,7 +4,7 @@ There are two libraries. The store (libhvd_ext_cache.so) needs nothing, so that 
 ops (libhvd_ext_data.so) link the store and TensorFlow's C API. Neither needs MPI or the engine.
 
 The ops are stateless for TensorFlow, since tf.data refuses to save iterators that run stateful ops. So TensorFlow may
-leave an op out whose results nobody uses, merge two with equal inputs and attributes, and compute one early whose
+leave an op out whose results are not used, merge two with equal inputs and attributes, and compute one early whose
 inputs are all constant. In pipelines `numbers` is not constant, and `after` orders what must come one after the other.
 """
 

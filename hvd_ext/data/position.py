@@ -1,4 +1,4 @@
-"""Where training stands: from which step on a data set gives its steps, and how many of them nobody needs.
+"""Where training stands: from which step on a data set gives its steps, and how many of them are skipped.
 
 A data set with an order (`hvd_ext.data.steps`) asks whenever an iterator of it gives its first element. Keras does not
 tell a data set which epoch it is in, so the callbacks `Checkpoint` and `EndTogether` (`synchronized` has it) do, before
@@ -128,7 +128,7 @@ def begin(steps: Steps) -> tuple[int, int]:
         steps: of its data set.
 
     Returns:
-        Its first step, counted through all epochs, and the number of steps from there on that nobody needs.
+        Its first step, counted through all epochs, and the number of steps from there on that are skipped.
     """
     with _lock:
         fit, begun, number = _fit, steps.begun, steps.number

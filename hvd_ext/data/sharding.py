@@ -80,7 +80,7 @@ def shard(
             on another number, goes on with the rows that are left (docs/saving.md). For data sets, the number of this
             rank's elements in the shuffle's buffer; True: 1024.
         seed: of shuffle; the same on all ranks.
-        remainder: what happens to the elements that are left when all ranks have equally many. "drop": nobody sees
+        remainder: what happens to the elements that are left when all ranks have equally many. "drop": no rank sees
             them. "repeat": elements from the beginning fill up. "uneven": the first ranks have one more, for
             validation only: every element is seen once, and `MetricAverageCallback(exact=True)` and
             `hvd_ext.callbacks.joined_metrics` count it once.
@@ -224,7 +224,7 @@ def _part(data: Any, lengths: list[int], rank: int, settings: dict[str, Any]) ->
         number = length if length < 0 else len(range(rank, _total(length, size, remainder), size))
     if own:
         return part_of(data, 0, 1, number)
-    if steps is not None and length >= 0:  # begin anew at this rank's own first batch
+    if steps is not None and length >= 0:  # start at this rank's first batch
         return part_of(part_of(data, rank, size, _total(length, size, "drop") // size), 0, 1, number)
     return part_of(data, rank, size, number)
 

@@ -12,7 +12,7 @@ from hvd_ext.data import native, order, position
 from hvd_ext.errors import InvalidError
 from hvd_ext.tensorflow.ops import plain
 
-_BEGUN = tf.TensorSpec([4], tf.int64)  # first step, steps that nobody needs, parts of the order, samples of this rank
+_BEGUN = tf.TensorSpec([4], tf.int64)  # first step, steps that are skipped, parts of the order, samples of this rank
 # (samples' numbers, int64 [n]; their seeds, int32 [n, 2]; the parts of the order, int64) -> a batch
 Read = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Any]
 
@@ -88,7 +88,7 @@ class Steps:
     def batches(self, read: Read, spec: Any) -> tf.data.Dataset:
         """Give a data set of the batches of all steps of an epoch; each iterator is one for the next epoch.
 
-        In place of the batches that nobody needs, because an earlier job has trained on them, the first one that is
+        In place of the batches that are skipped, because an earlier job has trained on them, the first one that is
         needed comes: what runs behind has samples that it can work on, and nothing is read for the others.
 
         Args:
@@ -199,8 +199,8 @@ def _flat_mapped(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], tf.da
 def _traced(function: Callable[[tf.Tensor], Any], spec: Any) -> Any:
     """Trace a function of a data set that runs as it is.
 
-    TensorFlow optimizes other functions anew for each iterator: 5 to 10 ms for a few ops, which gain nothing. It leaves
-    a function alone that stays on the device of its data set, and this attribute says so.
+    TensorFlow optimizes other functions for each iterator again: 5 to 10 ms for a few ops, without a gain. It leaves a
+    function alone that stays on the device of its data set, and this attribute says so.
     """
     attributes = {"experimental_ints_on_device": True}
     return tf.function(function, autograph=False, experimental_attributes=attributes).get_concrete_function(spec)

@@ -241,7 +241,7 @@ class Store:
             claim_s: see tf_ops/cache/store.h; 0: 30 s.
 
         Raises:
-            InvalidError: a place cannot be made, or belongs to somebody else.
+            InvalidError: a place cannot be made, or belongs to another user.
         """
         self.name, self.samples, self.folder = name, samples, folder
         self._warned: set[str] = set()

@@ -60,7 +60,7 @@ def cached(
         keep: as of `hvd_ext.DataCache`.
         most: for a data set that does not know its length: how many elements are stored at most; each takes 8 bytes of
             memory, whether it is there or not.
-        version: a word of your own; another one begins the cache anew. For what the data set reads: a file that has
+        version: a word of your own; another one starts an empty cache. For what the data set reads: a file that has
             changed under its old name is not noticed.
 
     Returns:

@@ -63,7 +63,7 @@ class Parts:
         self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
     ) -> None:
         """Use `Channels.in_parts`, which checks the arrays."""
-        self._held = tuple(inputs), tuple(outputs)  # an array that somebody holds cannot be resized
+        self._held = tuple(inputs), tuple(outputs)  # an array with a reference cannot be resized
         self._channel = ctypes.c_int64(channel)
         self._memory = [(ctypes.c_void_p(array.ctypes.data), ctypes.c_int64(array.nbytes)) for array in inputs]
         self._outputs = (ctypes.c_void_p * len(outputs))(*[array.ctypes.data for array in outputs])
@@ -264,7 +264,7 @@ class Channels:
         """
         self._check_arrays(channel, inputs, outputs)
         memories = ctypes.c_void_p * len(inputs)
-        held = tuple(inputs), tuple(outputs)  # an array that somebody holds cannot be resized
+        held = tuple(inputs), tuple(outputs)  # an array with a reference cannot be resized
         arguments = (
             ctypes.c_int64(channel),
             ctypes.c_int64(len(inputs)),

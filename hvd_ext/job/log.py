@@ -44,7 +44,7 @@ def write(text: str) -> None:
     """
     if sys.stderr is None:
         return
-    with contextlib.suppress(OSError, ValueError):  # stderr is closed, so nobody could be told of that either
+    with contextlib.suppress(OSError, ValueError):  # stderr is closed, so there is no place for a message
         sys.stderr.flush()
         try:
             number = sys.stderr.fileno()

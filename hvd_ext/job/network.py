@@ -40,7 +40,7 @@ class Network:
 
 
 def wanted(options: Options, size: int) -> bool:
-    """Whether a job measures its links: something is left to choose, no topology was given, and nobody forbids it.
+    """Whether a job measures its links: something is left to choose, no topology was given, and it is not switched off.
 
     Args:
         options: the options of the job.

@@ -1,7 +1,7 @@
 """Folders and files with known names in places that all users share, such as the temporary folder.
 
 Another user may have put anything at such a name: a link to somewhere else, a pipe that blocks whoever opens it, or a
-folder of theirs. This module opens only files that belong to this user, in a folder that nobody else can write to. It
+folder of theirs. This module opens only files that belong to this user, in a folder that no other user can write to. It
 checks what it has opened, not the name.
 """
 

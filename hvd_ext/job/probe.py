@@ -142,7 +142,7 @@ class Stand:
             for _ in range(steps):
                 step()
             found.append((time.perf_counter() - begin) / steps)
-        step()  # nobody leaves while another rank still measures
+        step()  # no rank leaves while another one still measures
         self.engine.close_channel(channel)
         for handle in handles:
             self.engine.remove_plan(handle)

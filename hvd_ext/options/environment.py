@@ -32,7 +32,7 @@ class Variable:
     Attributes:
         name: the variable's name.
         status: HEEDED (the variable fills a field of `Options`), IGNORED (a user who sets it is warned once), REFUSED
-            (`init` raises), or LAUNCHER (Horovod's launchers set or read it; ignoring it loses nothing, so nobody is
+            (`init` raises), or LAUNCHER (Horovod's launchers set or read it; ignoring it loses nothing, so no one is
             warned).
         note: what the variable does here, or what to use instead, without a full stop.
         field: the field of `Options` that the variable fills; empty unless it is heeded.

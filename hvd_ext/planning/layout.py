@@ -142,7 +142,7 @@ class _Step:
     def corrected(self, dtype: str) -> bool:
         """Whether tensors that are not selected keep residuals or velocities all the same.
 
-        They go through the momentum correction; or they may be selected when the step is planned anew, and a traced
+        They go through the momentum correction; or they may be selected when the step is planned again, and a traced
         graph does not learn of it.
         """
         if self.topk is None or dtype != "float32":

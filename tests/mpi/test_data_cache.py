@@ -239,8 +239,8 @@ def test_another_load_begins_a_new_cache_with_one_line_in_the_log(of: tuple[Path
     assert (stats["loaded"], stats["hits"]) == (40, 0)
     assert len(list((path / "disk").glob("*/changed-*"))) == 2
     lines = (path / "later" / "rank0.txt").read_text().splitlines()
-    assert [line for line in lines if "begins anew" in line] == [line for line in lines if "cache changed" in line]
-    assert sum("cache changed: begins anew, because the source, load or version" in line for line in lines) == 1
+    assert [line for line in lines if "starts empty" in line] == [line for line in lines if "cache changed" in line]
+    assert sum("cache changed: starts empty, because the source, load or version" in line for line in lines) == 1
 
 
 GROUP_NBYTES = 200_000_000

@@ -172,7 +172,7 @@ TEST("cache places: other data are refused in words, and what they are of stays"
   }
 }
 
-TEST("cache places: an index that is damaged, cut off or of another version begins anew, with a warning") {
+TEST("cache places: an index that is damaged, cut off or of another version starts empty, with a warning") {
   Folder folder;
   for (const StoreOptions& options : Places(folder)) {
     const std::string path = IndexOf(options);
@@ -185,7 +185,7 @@ TEST("cache places: an index that is damaged, cut off or of another version begi
       StoreAbout about;
       CHECK_FAILS(LookAtIndex(path, &about), Code::kInvalid, way < 3 ? "must be an index of version 1" : "cut off");
       std::shared_ptr<Store> store = Opened(options);
-      CHECK(OnlyWarningOf(store.get()).find("begins anew") != std::string::npos);
+      CHECK(OnlyWarningOf(store.get()).find("starts empty") != std::string::npos);
       CHECK_EQ(LookUp(store.get(), {1}).missing.size(), 1u);
       store.reset();
       if (options.keep.empty()) std::filesystem::remove_all(options.disk);

@@ -29,7 +29,7 @@ class Model:
         elements: of the bucket.
         momentum: 0 for none.
         nesterov: as of keras.optimizers.SGD.
-        masks: the momentum of what travels begins anew.
+        masks: the momentum of what travels starts empty.
         wire: "fp16" or "fp32".
     """
 

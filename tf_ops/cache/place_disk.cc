@@ -233,7 +233,7 @@ Status OpenDisk(const StoreOptions& options, const Warn& warn, std::shared_ptr<P
         return Status::Ok();
       }
       warn("cache '" + options.name + "': the index in " + options.disk +
-           " is damaged or of another version of the format: the cache begins anew");
+           " is damaged or of another version of the format: the cache starts empty");
     }
     RemoveSegments(options.disk);
     int error = MakeIndex(folder->fd(), options);

@@ -186,7 +186,7 @@ Status OpenKept(const StoreOptions& options, const Warn& warn, int* fd, std::str
       bool file = S_ISREG(seen.st_mode), own = seen.st_uid == geteuid(), closed = (seen.st_mode & 077) == 0;
       Status refused;
       if (!file || !own || !closed) {
-        refused = Invalid(subject + " must be a plain file of this user that is open to nobody else, it is " +
+        refused = Invalid(subject + " must be a plain file of this user that no other user can open, it is " +
                           (!file  ? "no plain file"
                            : !own ? "another user's"
                                   : "open to others") +
@@ -210,7 +210,7 @@ Status OpenKept(const StoreOptions& options, const Warn& warn, int* fd, std::str
       close(*fd);
       *fd = -1;
       if (is == IndexIs::kOther) return Invalid(words);
-      warn(subject + " is damaged or of another version: it begins anew");
+      warn(subject + " is damaged or of another version: it starts empty");
       unlink(path.c_str());
       continue;
     }

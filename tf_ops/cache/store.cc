@@ -23,7 +23,7 @@ constexpr auto kLongestSleep = std::chrono::microseconds(5000);
 // So far before they are needed, entries and then the begins of records are fetched into the processor's cache.
 constexpr int64_t kEntriesAhead = 12, kRecordsAhead = 3;
 
-// Warnings until somebody fetches them. The places hold it too: they may close while the store is made.
+// Warnings until they are fetched. The places hold it too: they may close while the store is made.
 struct Warnings {
   Mutex mutex;
   std::deque<std::string> words HVD_EXT_GUARDED_BY(mutex);
@@ -340,7 +340,7 @@ class TheStore : public Store {
     Clock::duration sleep = kFirstSleep;
     bool slept = false, claims = false;
     while (true) {
-      // What nobody is loading is claimed when nothing is left to wait for: who waits holds no claims.
+      // What no process loads is claimed when nothing is left to wait for: who waits holds no claims.
       std::vector<std::pair<int64_t, uint64_t>> free;
       std::vector<int64_t> waiting;
       uint64_t judged = 0;  // the owner of the claim that was judged last, and whether it runs

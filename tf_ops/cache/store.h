@@ -67,7 +67,7 @@ class Store {
  public:
   // Opens the places, and makes what is not there. Fails with kInvalid where the options are wrong, where the folder
   // or the memory that stays is of other data (fingerprint, number of samples), or belongs to another user or is open
-  // to others. Where a file is damaged or of another version of the format, the place begins anew with a warning; where
+  // to others. Where a file is damaged or of another version of the format, the place starts empty with a warning; where
   // the system does not give a place, the store does without it, with a warning.
   static Status Open(const StoreOptions& options, std::shared_ptr<Store>* store);
   virtual ~Store() = default;
@@ -103,7 +103,7 @@ class Store {
   // closes the place with a warning; one that is larger than a segment is not stored, with one warning.
   virtual Status Insert(int64_t number, const Piece* pieces, int64_t n_pieces, bool* stored) = 0;
 
-  // Gives claims of this process back, so that nobody waits for them. Numbers without such a claim are left as they
+  // Gives claims of this process back, so that no process waits for them. Numbers without such a claim are left as they
   // are.
   virtual void Release(const int64_t* numbers, int64_t n) = 0;
   // Gives back all claims that calls of this store object hold: for a new pass over the data after one that was left

@@ -157,7 +157,7 @@ Status Channel::BeginStep(const std::optional<TopKStep>& topk, std::vector<Deliv
     if (times_.size() == kTimesKept) times_.pop_front();
     times_.push_back({last.number, last.begin_s, last.end_s, last.arrival_offset_s});
   }
-  // The last step stays, for collects that come late; older ones stay while somebody waits for them.
+  // The last step stays, for collects that come late; older ones stay while a collect waits for them.
   for (size_t i = 0; i + 1 < steps_.size();) {
     const auto& t = steps_[i]->tensors;
     bool waits = std::any_of(t.begin(), t.end(), [](const ChannelStep::Tensor& x) { return x.waiting != nullptr; });

@@ -153,7 +153,7 @@ class Channel {
   std::shared_ptr<const Layout> layout_ HVD_EXT_GUARDED_BY(mutex_);
   std::shared_ptr<BucketStates> states_ HVD_EXT_GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<ChannelStep>> steps_ HVD_EXT_GUARDED_BY(mutex_);  // the last is the current one
-  std::deque<FullBucket> full_ HVD_EXT_GUARDED_BY(mutex_);                     // that nobody has taken yet
+  std::deque<FullBucket> full_ HVD_EXT_GUARDED_BY(mutex_);                     // not taken yet
   int64_t next_step_ HVD_EXT_GUARDED_BY(mutex_) = 1;
   std::map<int64_t, std::shared_ptr<std::vector<char>>> given_ HVD_EXT_GUARDED_BY(mutex_);  // by GiveResult, by tensor
   int64_t queued_ HVD_EXT_GUARDED_BY(mutex_) = 0;  // buckets so far, over all steps

@@ -257,7 +257,7 @@ Status Coordinator::Compare(const Entry& entry) const {
     if (!a.refusal) continue;
     auto made = std::find_if(entry.announcements.begin(), entry.announcements.end(),
                              [](const CallAnnouncement& other) { return !other.refusal; });
-    if (made == entry.announcements.end()) return Mismatch(*a.refusal);  // all have refused it: nobody waits
+    if (made == entry.announcements.end()) return Mismatch(*a.refusal);  // all have refused it: no rank waits
     return Mismatch(NameOfCall(*made) + ": rank " +
                     std::to_string(Number(static_cast<int>(&a - entry.announcements.data()))) +
                     " has refused it: " + *a.refusal);

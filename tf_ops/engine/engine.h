@@ -133,7 +133,7 @@ Status CheckWire(const std::string& where, DType dtype, std::optional<DType> wir
 using Done = std::function<void(const Status&)>;
 // Keeps memory of the engine valid.
 using Memory = std::shared_ptr<const void>;
-// Ends a collect: `data` points to the reduced tensor, and is valid and the caller's own for as long as somebody keeps
+// Ends a collect: `data` points to the reduced tensor, and is valid and the caller's own for as long as the caller keeps
 // `memory`, which holds the whole bucket; null unless ok. Called once, on the engine's thread or, where the result is
 // there or the collect is refused, on the caller's before Collect returns.
 using Deliver = std::function<void(const Status&, const void* data, const Memory& memory)>;
@@ -306,7 +306,7 @@ class Engine::CallerProgress {
 
   // Whether this caller makes the progress.
   bool has_lock() const { return has_lock_; }
-  // The caller has copied so many bytes. Every now and then a pass is made, for nobody else can.
+  // The caller has copied so many bytes. Every now and then a pass is made: no other thread can.
   void Copied(int64_t nbytes) HVD_EXT_UNCHECKED;
   // Makes passes until `ended`, which a callback sets, then gives the lock back. Returns at once or early where it
   // cannot make progress, or where the wait is long: the caller then waits, and looks for signals.

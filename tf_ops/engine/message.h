@@ -19,7 +19,7 @@ namespace hvd_ext {
 
 // Any rank to rank 0: this rank has made the call, or has refused to.
 struct CallAnnouncement {
-  int64_t id = -1;  // -1: nobody waits for an answer
+  int64_t id = -1;  // -1: no rank waits for an answer
   std::string name;
   std::optional<std::string> refusal;  // this rank has refused its own call with these words; what follows is not used
   Kind kind = Kind::kBarrier;

@@ -1,4 +1,4 @@
-// MPI in this process: starting it, or using the MPI that somebody has started; the communicators of the job and of
+// MPI in this process: starting it, or using an MPI that is started already; the communicators of the job and of
 // subsets; ending it.
 #include "engine/mpi_job.h"
 

@@ -98,7 +98,7 @@ Status PartialSteps::BeginStep() {
   copied_ = 0;
   if (staged_ == nullptr) staged_ = TakeMemory();
   if (tensors_.empty()) gate_.Arrive(whole_ = step_);
-  // results that nobody has collected are dropped, as those of a channel are
+  // results that were not collected are dropped, as those of a channel are
   for (auto it = rounds_.begin(); it != rounds_.end() && it->first < step_ - 1;) {
     const std::vector<Deliver>& waiting = it->second.waiting;
     const bool waits = std::any_of(waiting.begin(), waiting.end(), [](const Deliver& one) { return one != nullptr; });

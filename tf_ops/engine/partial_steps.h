@@ -57,7 +57,7 @@ class PartialSteps {
   bool Collect(int64_t tensor, int64_t step, Deliver deliver, Delivery* delivery) HVD_EXT_EXCLUDES(mutex_);
   // The round of the step after the next `ahead` - 1 ones takes all ranks.
   void Flush(int64_t ahead) HVD_EXT_EXCLUDES(mutex_);
-  // Small bits that travel with this rank's contributions, until they are set anew.
+  // Small bits that travel with this rank's contributions, until they are set again.
   void SetFlags(int64_t flags) HVD_EXT_EXCLUDES(mutex_);
   // Calls `done(true)` when the round of this rank's next step is over, `done(false)` when all ranks have left and this
   // one has taken all rounds.

@@ -26,11 +26,11 @@ constexpr double kPatience_s = 5;           // after this time without a message
 constexpr double kSleepShare = 0.1;
 // Where all peers ring for what they send, a sleep ends without a ring only for the stall watch.
 constexpr double kRungSleep_s = 10e-3;
-// While nothing is under way, nobody waits for this rank: a call waits for all ranks, and this one rings when it calls.
+// While nothing is under way, no rank waits for this one: a call waits for all ranks, and this one rings when it calls.
 // So the rings of peers do not end this sleep: what they send early is taken with this rank's own call.
 constexpr double kIdleSleep_s = 100e-3;
 // An idle rank with a partial channel is to take part in a round as soon as another rank begins it, and between hosts
-// nobody rings: a look every 2 ms costs about 1 % of a core.
+// no doorbell rings: a look every 2 ms costs about 1 % of a core.
 constexpr double kListeningSleep_s = 2e-3;
 constexpr double kControl_s = 1e-3;  // between looks for control messages while no answer is expected
 constexpr double kWatch_s = 10e-3;
@@ -86,7 +86,7 @@ void ProgressLoop::Run() {
       // A stop before the look rings no more.
       if (!inbox_->stopping()) Sleep(seen, pause_s, Doorbell::kOwner, hears);
     } else {
-      // A caller makes progress. When it ends, messages that nobody rings for are this thread's to look for.
+      // A caller makes progress. When it ends, this thread looks for messages without a doorbell.
       bell->Sleep(seen, kIdleSleep_s, Doorbell::kOwner, Doorbell::kNobody);
     }
   }
@@ -156,7 +156,7 @@ bool ProgressLoop::TakeInbox() {
   for (Inbox::Work& item : work) {
     try {
       item();
-    } catch (const std::exception& e) {  // the other items must run: each ends what somebody waits for
+    } catch (const std::exception& e) {  // the other items must run: each ends what a caller waits for
       core_->Break(Internal(std::string("the engine's thread: ") + e.what()));
     }
   }
@@ -293,7 +293,7 @@ void ProgressLoop::ShutDownHandshake() {
     core_->now_s = NowSeconds();
     received_s_ = 0;
     bool moved = ReceiveMessages();
-    if (!core_->broken.ok()) {  // the transport is broken: nobody can be heard
+    if (!core_->broken.ok()) {  // the transport is broken: no message can arrive
       alone_ = true;
       return;
     }

@@ -90,7 +90,7 @@ class Transport {
   }
 
   // Memory whose messages the ranks of this host receive without a copy; null if there is none. It outlives the
-  // transport as long as somebody holds it.
+  // transport as long as it has a reference.
   virtual std::shared_ptr<Arena> arena() const { return nullptr; }
 
   // Rung by whoever has work for the engine's thread. Rings says whether all peers ring it too, for each message that
@@ -117,11 +117,11 @@ class Transport {
   // Ends the job at once and non-zero (MPI_Abort); any thread. The threads transport fails all its peers instead.
   virtual void Abort(int code) = 0;
 
-  // Called after the last message; waits for nobody. Data requests still under way are cancelled or kept, never freed.
+  // Called after the last message; does not wait. Data requests still under way are cancelled or kept, never freed.
   virtual void Close() = 0;
 
   // Called after Close where all ranks have stopped with nothing under way: gives back what would else be kept until
-  // the process ends. Waits for nobody.
+  // the process ends. Does not wait.
   virtual void Release() {}
 
  private:
@@ -162,7 +162,7 @@ class TransportInFront : public Transport {
 // Ranks as threads of one process: element r is rank r's. One rank gives the transport of a job without a launcher.
 std::vector<std::shared_ptr<Transport>> MakeThreadTransports(int size);
 
-// Starts MPI with MPI_THREAD_MULTIPLE, or attaches to the MPI that somebody has started, and duplicates the world.
+// Starts MPI with MPI_THREAD_MULTIPLE, or attaches to an MPI that is started already, and duplicates the world.
 // Fails with words where MPI has been finalised or was started without thread support. Second and later calls of one
 // process give a transport on fresh communicators. MPI is finalised at exit, by us only if we started it (see
 // FinishMpi).
@@ -188,7 +188,7 @@ Status MakeTcpTransport(std::shared_ptr<Transport> between, const TcpOptions& op
 Status MakeHostTransport(std::shared_ptr<Transport> between, std::shared_ptr<Arena> arena,
                          std::shared_ptr<Transport>* transport);
 
-// At process exit (Python's atexit): MPI_Finalize if we started MPI and nobody has finalised it. `failed`: this rank is
+// At process exit (Python's atexit): MPI_Finalize if we started MPI and it is not finalised. `failed`: this rank is
 // going down alone, so MPI_Abort with `code` instead: MPI_Finalize would wait for the others.
 void FinishMpi(bool failed, int code);
 

@@ -307,7 +307,7 @@ class Host : public std::enable_shared_from_this<Host> {
   std::vector<std::unique_ptr<Peer>> places_;  // by rank
   std::vector<std::pair<int, Peer*>> near_;
   bool all_near_ = false;
-  // Messages come that nobody rings for. Set with the progress lock held, and read without it.
+  // Messages arrive without a doorbell. Set with the progress lock held, and read without it.
   std::atomic<bool> silent_{false};
   uint32_t read_at_ = 0;
   int64_t next_id_ = 0;

@@ -99,7 +99,7 @@ struct Peer {
   // The message that is arriving.
   bool has_header = false;
   Header header{};
-  char* into = nullptr;  // null: nobody has asked for it
+  char* into = nullptr;  // null: no receive is posted
   int64_t got = 0;
   TcpRequest* receive = nullptr;  // one of these two
   std::shared_ptr<Stored> stored;
@@ -292,7 +292,7 @@ class Streams : public std::enable_shared_from_this<Streams> {
     }
   }
 
-  // Receives what has come, as far as somebody waits for it.
+  // Receives what has come, as far as receives wait for it.
   void Pull(Peer* peer) {
     int64_t budget = kNbytesPerTest;
     while (budget > 0 && peer->reads && peer->awaited + (peer->into != nullptr) > 0) {

@@ -35,7 +35,7 @@ Adds the gradient to the residual, selects from the sum, and leaves what was not
 
 residual: what earlier steps left.
 gradient: of the same shape.
-next_residual: residual + gradient, 0 at the picks; the residual's memory where nobody else holds it.
+next_residual: residual + gradient, 0 at the picks; the residual's memory where there is no other reference.
 values: residual + gradient at the indices.
 )doc");
 
@@ -51,7 +51,7 @@ REGISTER_OP("HvdExt>ResourceTopKErrorFeedback")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) { return PickShapes(c, 2, 0, 1, 2); })
     .Doc(R"doc(
-The same on a variable, in its memory unless somebody else holds that.
+The same on a variable, in its memory unless there is another reference.
 
 residual: a float32 variable of the gradient's shape.
 )doc");

@@ -1,5 +1,5 @@
 // Wakes a thread by an event, also from another process. A sleeper reads the bell, then looks for work, and sleeps only
-// if nobody has rung since it read the bell. Ringing costs one atomic addition while the other thread is awake, and a
+// if the bell has not rung since it read it. Ringing costs one atomic addition while the other thread is awake, and a
 // system call while it sleeps.
 //
 // Two threads may sleep at one bell: its owner, and a caller that does the owner's work while it waits. One of them is

@@ -29,7 +29,7 @@ class LearningRateScheduleCallback(base.Callback):
         steps_per_epoch: training steps of one rank in an epoch; None: as Keras knows it. Needed with staircase=False.
 
     Raises:
-        InvalidError: an argument breaks its rule; or, when `fit` begins, the optimizer's rate cannot be set, or nobody
+        InvalidError: an argument breaks its rule; or, when `fit` begins, the optimizer's rate cannot be set, or no rank
             knows the number of steps or where the optimizer keeps its momentum.
     """
 

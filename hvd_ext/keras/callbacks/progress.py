@@ -31,7 +31,7 @@ def one_bar(params: dict[str, Any] | None) -> None:
     """Silence Keras' bar on all ranks but 0, from `set_params` of a callback in the list of `fit`.
 
     Keras hands one dictionary to all callbacks of a list. Its own bar is the last of them, and takes `verbose` from
-    that dictionary. verbose=2 is left alone: nobody gets it without asking.
+    that dictionary. verbose=2 is not changed: it is never a default.
 
     Args:
         params: the dictionary, which is changed.

@@ -157,7 +157,7 @@ def send(listed: Sequence[keras.Variable]) -> None:
 def random_state() -> dict[str, np.ndarray]:
     """Copy the states of the random generators of Python, NumPy, TensorFlow (tf.random.Generator) and Keras.
 
-    A generator that nobody has used yet is not made here: Keras would draw its seed from Python's generator, so that
+    A generator that has not been used yet is not made here: Keras would draw its seed from Python's generator, so that
     the numbers that follow would not be those of a job without a checkpoint.
     """
     name, keys, position, has_gauss, gauss = np.random.get_state()

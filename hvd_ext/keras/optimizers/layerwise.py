@@ -75,7 +75,7 @@ class Layerwise(keras.optimizers.Optimizer):
 
     _hvd_ext: KerasDistribution | None = None  # where the ranks that reduce its gradients may divide the norms
 
-    def check_parallel(self, sync: str) -> None:
+    def _check_parallel(self, sync: str) -> None:
         """Refuse to divide norms where steps do not wait for all ranks.
 
         Args:

@@ -127,8 +127,8 @@ class OfSGD(Momentum):
 class OfLARS(OfSGD):
     """The momentum of `hvd_ext.optimizers.LARS`, whose rates follow from the gradients' norms of the step before.
 
-    What goes through a rank's momentum is selected before the ranks' gradients are added up, so that nobody has the sum
-    whose norm the trust ratio asks for. The ranks add up sketches of their gradients (`norms.sketches`) instead, while
+    What goes through a rank's momentum is selected before the ranks' gradients are added up. So no rank has the sum
+    whose norm the trust ratio needs. The ranks add up sketches of their gradients (`norms.sketches`) instead, while
     the step is under way, and the next step uses their norms.
     """
 

@@ -345,7 +345,7 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
     # with a loss scale a round that is not finite is skipped
     reducer = Reducer(identity.of_optimizer(label, updating.name), options, momentum, steps, holds_again=scaling)
     if isinstance(updating, Layerwise):
-        updating.check_parallel(options.sync)
+        updating._check_parallel(options.sync)
     ours = KerasDistribution(reducer, weakref.ref(wrapped), skipping=Skipping(label) if scaling else None)
     fronts: list[type] = [Wrapper, MomentumInside] if scaling else [Wrapper]
     taken = [] if momentum is None else [MomentumTaken]

@@ -255,7 +255,7 @@ class GradientSet:
     Attributes:
         job: the runtime of the ranks that take part.
         channels: the channels opened so far. Another one is opened when a variable gets its first dense gradient.
-        replannings: what plans the buckets of each channel anew; none on one rank.
+        replannings: what plans the buckets of each channel again; none on one rank.
         name: the same on all ranks; unique in the job once the first channel is open.
         label: the name of the optimizer or tape.
         is_of_optimizer: whether it is an optimizer's.
@@ -453,7 +453,7 @@ class GradientSet:
         return channel
 
     def _replan(self, channel: Channel) -> None:
-        """Plan the buckets of a new channel anew at some steps; the channel goes on counting the steps of the last."""
+        """Plan the buckets of a new channel again at some steps; the channel goes on counting the steps of the last."""
         before = None if len(self.channels) == 1 else self.replannings.get(self.channels[-2])
         self.replannings[channel] = Replanning(
             channel,

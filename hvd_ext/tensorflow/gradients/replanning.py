@@ -1,4 +1,4 @@
-"""Planning a step anew: at some steps the ranks exchange the times of their gradients, plan alike, and switch together.
+"""Planning a step again: at some steps ranks exchange the times of their gradients, plan alike, and switch together.
 
 It happens in the beginning of a step, in the op that begins it. So a traced graph, which knows channels and tensors
 and no buckets, stays as it is.
@@ -43,7 +43,7 @@ LONGEST_PROBE_S = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Review:
-    """What the ranks found when they planned a channel anew.
+    """What the ranks found when they planned a channel again.
 
     Args:
         step: the number of update steps before it.
@@ -76,7 +76,7 @@ class Review:
 
 
 def following(step: int, every: int) -> int | None:
-    """Find the next step after which a channel is planned anew.
+    """Find the next step after which a channel is planned again.
 
     Args:
         step: the number of update steps so far.
@@ -159,7 +159,7 @@ class Replanning:
         except PlanError as error:  # alike on all ranks
             why = str(error)
         if why and job.engine.rank == 0:
-            _LOG.warning("%s: its saved buckets cannot be used, and are planned anew: %s", self._name, why)
+            _LOG.warning("%s: its saved buckets cannot be used, and are planned again: %s", self._name, why)
         self._done = updates - here
         self._wait(updates)
 
@@ -175,7 +175,7 @@ class Replanning:
             self._job.engine.at_step(self._channel.handle, due - self._done + 1, self._begin, "buckets")
 
     def _begin(self, number: int) -> None:
-        """Plan anew before a step of the channel begins; the training goes on whatever happens."""
+        """Plan again before a step of the channel begins; the training goes on whatever happens."""
         step = self._done + number - 1
         try:
             review = self._review(step, number)
@@ -184,7 +184,7 @@ class Replanning:
                 banner.say(self._job, f"{self._channel.name}: {review}")
                 explanation.say(self._job, self._channel.name, review.layout, review)
         except Exception as error:
-            _LOG.warning("%s: its buckets could not be planned anew after step %d: %s", self._name, step, error)
+            _LOG.warning("%s: its buckets could not be planned again after step %d: %s", self._name, step, error)
         if self._channel.is_open:
             self._wait(step)
 

@@ -1,7 +1,7 @@
 """`TopK(until=...)`: the switch of a channel to whole gradients, before the step that the option names.
 
 The step before it is dense, so that all residuals are sent and applied. The switch is one of layouts between two steps,
-as when buckets are planned anew: a traced graph knows channels and tensors and no buckets, and stays as it is.
+as when buckets are planned again: a traced graph knows channels and tensors and no buckets, and stays as it is.
 """
 
 from __future__ import annotations

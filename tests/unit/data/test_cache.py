@@ -176,7 +176,7 @@ def test_another_load_begins_a_new_cache_and_says_so_once(tmp_path: Path, caplog
         assert np.concatenate(epoch(other.dataset(8))).tolist() == (SAMPLES + 2).tolist()
         assert other.stats()["loaded"] == 40
     (record,) = caplog.records
-    assert "cache words: begins anew, because the source, load or version is another" in record.getMessage()
+    assert "cache words: starts empty, because the source, load or version is another" in record.getMessage()
 
 
 def test_what_another_process_deletes_meanwhile_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

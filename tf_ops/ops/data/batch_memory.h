@@ -9,7 +9,7 @@ namespace hvd_ext {
 // Below it an allocator has old memory at hand.
 constexpr int64_t kLeastRecycled = 64 << 10;
 
-// A tensor of numbers, not set. Its memory comes back when nobody holds the tensor any more.
+// A tensor of numbers, not set. Its memory comes back with the last reference to the tensor.
 TensorPointer NewBatch(TF_DataType dtype, const std::vector<int64_t>& dims);
 
 }  // namespace hvd_ext

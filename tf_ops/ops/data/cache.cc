@@ -199,7 +199,7 @@ void RunLookup(void* made, TF_OpKernelContext* context) {
   const int after_batch = static_cast<int>(kernel.components.size());
   run.Output(after_batch, batch.missing);
   run.Output(after_batch + 1, batch.pending);
-  if (!run.ok()) batch.GiveMissingBack();  // nobody will load them
+  if (!run.ok()) batch.GiveMissingBack();  // they will not be loaded
 }
 
 void RunRead(void* made, TF_OpKernelContext* context) {
