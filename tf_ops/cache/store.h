@@ -67,8 +67,8 @@ class Store {
  public:
   // Opens the places, and makes what is not there. Fails with kInvalid where the options are wrong, where the folder
   // or the memory that stays is of other data (fingerprint, number of samples), or belongs to another user or is open
-  // to others. Where a file is damaged or of another version of the format, the place starts empty with a warning; where
-  // the system does not give a place, the store does without it, with a warning.
+  // to others. Where a file is damaged or of another version of the format, the place starts empty with a warning;
+  // where the system does not give a place, the store does without it, with a warning.
   static Status Open(const StoreOptions& options, std::shared_ptr<Store>* store);
   virtual ~Store() = default;
 

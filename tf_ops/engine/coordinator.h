@@ -4,8 +4,8 @@
 // The n-th announcement of a name by one rank belongs to the n-th of every other rank: control messages of one rank
 // stay in order, so a rank's announcement goes to the oldest entry of its name that still lacks this rank. That holds
 // only while a rank has one call of a name under way. If it has two, two threads have made them, in an order that
-// differs from rank to rank. Both calls are then an error on all ranks, because it is not known which calls of the other
-// ranks they belong to.
+// differs from rank to rank. Both calls are then an error on all ranks, because it is not known which calls of the
+// other ranks they belong to.
 #pragma once
 
 #include <cstdint>

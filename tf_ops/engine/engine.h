@@ -133,9 +133,9 @@ Status CheckWire(const std::string& where, DType dtype, std::optional<DType> wir
 using Done = std::function<void(const Status&)>;
 // Keeps memory of the engine valid.
 using Memory = std::shared_ptr<const void>;
-// Ends a collect: `data` points to the reduced tensor, and is valid and the caller's own for as long as the caller keeps
-// `memory`, which holds the whole bucket; null unless ok. Called once, on the engine's thread or, where the result is
-// there or the collect is refused, on the caller's before Collect returns.
+// Ends a collect: `data` points to the reduced tensor, and is valid and the caller's own for as long as the caller
+// keeps `memory`, which holds the whole bucket; null unless ok. Called once, on the engine's thread or, where the
+// result is there or the collect is refused, on the caller's before Collect returns.
 using Deliver = std::function<void(const Status&, const void* data, const Memory& memory)>;
 // Ends an exchange with every rank's payload, by rank.
 using Exchanged = std::function<void(const Status&, const std::vector<std::string>& payloads)>;
