@@ -53,7 +53,6 @@ class BuildWithNative(build_py):
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
         shutil.copyfile(tree / "plan" / "ir.def", package / "planning" / "ir.def")
-        shutil.copyfile(tree / "engine" / "spec.def", package / "engine" / "spec.def")
         if os.environ.get("HVD_EXT_NATIVE", "1") != "0":
             self.build_native(tree, package / "lib")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import yaml
 from benchmarks.studies.recipe import jobs, ways
 from hvd_ext.cluster.spec import Spec
 from hvd_ext.cluster.tools import obstacle
-from tests.mpi.benches import ROOT, TIMEOUT_S
+from tests.mpi.benches import few_pictures
 
 pytestmark = [
     pytest.mark.mpi,
@@ -22,11 +20,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pictures") / "set"
-    counts = ("--train", "96", "--test", "40", "--classes", "16", "--pixels", "32")
-    command = [sys.executable, str(ROOT / "examples" / "make_images.py"), "--output", str(folder), *counts]
-    subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
-    return folder
+    return few_pictures(tmp_path_factory.mktemp("pictures") / "set")
 
 
 def test_the_study_trains_with_horovod_what_the_example_trains(

@@ -44,7 +44,7 @@ class RecentSteps(NamedTuple):
         steps: their numbers, int64 [steps].
         begins_s: when they began, by a steady clock of this host, seconds [steps].
         ends_s: when their last bucket had ended, by the same clock [steps].
-        arrival_offset_s: how long after its step's begin each of the channel's tensors came, seconds [steps, tensors].
+        arrival_offset_s: how long after its step's begin each of the channel's tensors arrived, s [steps, tensors].
     """
 
     steps: npt.NDArray[np.int64]

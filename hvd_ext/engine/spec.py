@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import re
-from pathlib import Path
 from typing import Any
 
+from hvd_ext.engine import libraries
 from hvd_ext.errors import NativeLibraryError
 
 _TYPES: dict[str, Any] = {
@@ -50,15 +50,10 @@ def parse(text: str) -> dict[str, type[ctypes.Structure]]:
 
 
 def _text() -> str:
-    here = Path(__file__).resolve().parent
-    places = here / "spec.def", here.parents[1] / "tf_ops" / "engine" / "spec.def"  # installed; the source tree
-    for path in places:
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
-    raise NativeLibraryError(
-        f"spec.def is missing (looked for {places[0]} and {places[1]}): the installation is incomplete; install "
-        "hvd_ext again"
-    )
+    sources = libraries.native_sources()
+    if sources is None:
+        raise NativeLibraryError("spec.def is missing: the installation is incomplete; install hvd_ext again")
+    return (sources / "engine" / "spec.def").read_text(encoding="utf-8")
 
 
 _STRUCTS = parse(_text())

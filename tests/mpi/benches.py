@@ -67,6 +67,13 @@ def bench(
     return json.loads(path.read_text()), ended.stdout
 
 
+def few_pictures(folder: Path) -> Path:
+    """Make a set of pictures for a short training of the recipe, and give its folder."""
+    counts = ("--train", "96", "--test", "40", "--classes", "16", "--pixels", "32")
+    done([sys.executable, str(ROOT / "examples" / "make_images.py"), "--output", str(folder), *counts])
+    return folder
+
+
 def rehearsed(hosts: str, rate: str) -> list[str]:
     """Give the words that start a command on a rehearsed cluster."""
     return [sys.executable, "-m", "hvd_ext", "cluster", "run", "--hosts", hosts, "--rate", rate, "--"]

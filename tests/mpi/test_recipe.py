@@ -19,10 +19,9 @@ import pytest
 
 from hvd_ext.cluster.tools import obstacle
 from tests.mpi import jobs as ranks
+from tests.mpi.benches import ROOT, TIMEOUT_S, few_pictures
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "dawnbench_resnet50.py"
-TIMEOUT_S = 280
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,11 +31,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pictures") / "set"
-    counts = ("--train", "96", "--test", "40", "--classes", "16", "--pixels", "32")
-    command = [sys.executable, str(ROOT / "examples" / "make_images.py"), "--output", str(folder), *counts]
-    subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
-    return folder
+    return few_pictures(tmp_path_factory.mktemp("pictures") / "set")
 
 
 def begun(pictures: Path, folder: Path) -> subprocess.Popen[str]:

@@ -219,8 +219,8 @@ def test_nothing_is_lost_or_sent_twice_where_buckets_change(
 
 def opened(names: dict[str, tuple[int, ...]], **options: Any) -> tuple[Channel, Replanning]:
     tensors = [Tensor(name, shape, "float32") for name, shape in names.items()]
-    channel = registration.open_channel("anew", tensors, runtime.current().options.replace(op=hvd.Sum, **options))
-    return channel, Replanning(channel, runtime.current(), name="anew")
+    channel = registration.open_channel("replanned", tensors, runtime.current().options.replace(op=hvd.Sum, **options))
+    return channel, Replanning(channel, runtime.current(), name="replanned")
 
 
 @pytest.mark.parametrize("traced", [False, True])
