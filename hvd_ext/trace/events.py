@@ -143,7 +143,7 @@ class _Writer:
         for record in of[Kind.FILL]:
             self._bucket(lane, record, "fill", "fill", about)
         for record in of[Kind.RUN]:
-            if record.part in filled:
+            if record.part in filled and filled[record.part].end_ns <= record.begin_ns:
                 waits = record._replace(begin_ns=filled[record.part].end_ns, end_ns=record.begin_ns)
                 self._bucket(lane, waits, "queue", "queue", about)
             self._bucket(lane, record, "reduce", f"bucket {record.part}", about)

@@ -239,6 +239,14 @@ bool Channel::BeginRound() {
   int64_t round = 0;
   if (!failure_.ok() || !gate_->BeginRound(&round)) return false;
   const std::shared_ptr<ChannelStep> step = StepOf(round, {});
+  if (step->here < tensors() && IsOn(trace_)) {  // the gate fills the buckets in place of this rank
+    const double now_s = NowSeconds();
+    for (int64_t i = 0; i < step->NumBuckets(); ++i) {
+      const bool is_full = step->bucket(i).here == layout_->bucket(i).tensors();
+      if (!is_full) trace_->Add(TraceKind::kFill, lane_, round, i, now_s, now_s);
+    }
+    trace_->Add(TraceKind::kSubmitted, lane_, round, 0, now_s, now_s);
+  }
   while (step->queued < step->NumBuckets()) QueueNext(step, nullptr);
   return true;
 }
@@ -259,7 +267,8 @@ Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor,
   int64_t filled = layout.place(tensor).bucket;
   ChannelStep::Bucket& bucket = step->bucket(filled);
   ++bucket.here;
-  if (IsOn(trace_)) {
+  const bool late = step->queued > filled && bucket.input != nullptr;  // the step's round is recorded without it
+  if (IsOn(trace_) && !late) {
     bool is_full = bucket.here == layout.bucket(filled).tensors();
     if (is_full && bucket.first_s >= 0)
       trace_->Add(TraceKind::kFill, lane_, step->number, filled, bucket.first_s, now_s);

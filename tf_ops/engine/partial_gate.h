@@ -82,7 +82,7 @@ class PartialGate : public StepGate {
     bool on_time = false;  // this rank's gradients of the step were there
   };
 
-  int64_t buckets() const { return static_cast<int64_t>(held_.size()); }  // without the table
+  int64_t buckets() const { return static_cast<int64_t>(layout_->buckets.size()) - 1; }  // without the table
   Gradients Zeros(int64_t bucket) const;
   Gradients Sum(int64_t bucket, Gradients older, Gradients newer) const;
   Gradients Table() const HVD_EXT_REQUIRES(mutex_);
