@@ -374,7 +374,7 @@ class DataCache:
             subject = f"DataCache {self.name}: dataset"
             consensus.check_same(subject, consensus.exchange(engine, subject, mine), engine.ranks)
         elements = self._elements if padding is None else Elements(self.element_spec, "load", padding)
-        order = Steps(
+        of_epoch = Steps(
             self.name,
             self.samples,
             batch_size,
@@ -387,16 +387,15 @@ class DataCache:
             steps=steps,
             drop_remainder=drop_remainder,
         )
-        order.on_begin = self._loader.begin
-        spec: Any = elements.batch_spec(order.rows)
+        spec: Any = elements.batch_spec(of_epoch.rows)
         if keys:
-            spec = (spec, tf.TensorSpec([order.rows, 2], tf.int32))
+            spec = (spec, tf.TensorSpec([of_epoch.rows, 2], tf.int32))
 
         def read(numbers: tf.Tensor, seeds: tf.Tensor, parts: tf.Tensor) -> Any:
-            batch = elements.batch(self._rows(numbers, parts), order.rows)
+            batch = elements.batch(self._rows(numbers, parts), of_epoch.rows)
             return (batch, seeds) if keys else batch
 
-        dataset = order.batches(read, spec)
+        dataset = of_epoch.batches(read, spec, self._loader.begin)
         return dataset.with_options(self._options()).prefetch(_PREFETCHED)
 
     def _options(self) -> tf.data.Options:
