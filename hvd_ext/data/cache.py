@@ -37,7 +37,7 @@ _open: weakref.WeakSet[DataCache] = weakref.WeakSet()
 
 def open_caches() -> list[DataCache]:
     """Give the caches of this process that are open, by their names."""
-    return sorted((one for one in _open if one.is_open), key=lambda one: one.name)
+    return sorted((cache for cache in _open if cache.is_open), key=lambda cache: cache.name)
 
 
 class DataCache:
@@ -109,12 +109,12 @@ class DataCache:
         self._process_set = process_set
         self._engine = _engine(process_set, name)
         self._load = load
-        given: dict[str, Any] = {}
+        limits: dict[str, Any] = {}
 
         def prepare() -> dict[str, Any]:
             _check(name, on_error, retries, threads, version)
-            given["memory"] = store.nbytes_of(memory, "memory", store.free_memory)
-            given["limit"] = store.nbytes_of(disk_limit, "disk_limit")
+            limits["memory"] = store.nbytes_of(memory, "memory", store.free_memory)
+            limits["limit"] = store.nbytes_of(disk_limit, "disk_limit")
             self._source = arrays.as_source(source)
             self._source.open(None if disk is None else store.host_folder(disk))
             self._prepare(on_error, retries, version)
@@ -131,13 +131,13 @@ class DataCache:
             }
 
         self._agree(prepare)
-        memory_bytes = given["memory"]
+        memory_bytes = limits["memory"]
         self._folder = None if disk is None else store.folder_of(disk, name, self._digest)
         self._kept = store.kept_path(name, self._digest) if keep and memory_bytes else None
         self._tell_of_earlier()
         if progress and self._rank == 0 and self._source.left_out:
             log.write(log.line(f"cache {name}: {self._source.words}"))
-        sharing = self._open_store(memory_bytes, given["limit"])
+        sharing = self._open_store(memory_bytes, limits["limit"])
         self._threads = threads or max(1, len(os.sched_getaffinity(0)) // sharing)
         self._filling = Filling(name, self._expected(), self._seen) if progress and self._rank == 0 else None
         self._loader = Loader(
@@ -211,7 +211,9 @@ class DataCache:
         spec = tf.nest.map_structure(_spec_of, traced.structured_outputs)
         if any(map(_without_rank, tf.nest.flatten(spec))):
             first = self._first(traced, on_error, retries)
-            spec = tf.nest.map_structure(lambda one, value: _spec_of(value) if _without_rank(one) else one, spec, first)
+            spec = tf.nest.map_structure(
+                lambda part, value: _spec_of(value) if _without_rank(part) else part, spec, first
+            )
         self._elements = Elements(spec, what)
         self._load_digest = fingerprint.of_function(traced, version)
         self._digest = fingerprint.of_parts(
@@ -241,12 +243,14 @@ class DataCache:
     def _tell_of_earlier(self) -> None:
         if self._rank != 0:
             return
-        found: list[store.Found] = []
+        stored: list[store.Found] = []
         if self._folder is not None and not self._folder.exists():
-            found += store.on_disk(self._folder.parent)
+            stored += store.on_disk(self._folder.parent)
         if self._kept is not None and not self._kept.exists():
-            found += store.in_memory()
-        earlier = sorted({str(one.path) for one in found if one.name == self.name and one.digits != self._digest[:16]})
+            stored += store.in_memory()
+        earlier = sorted(
+            {str(cache.path) for cache in stored if cache.name == self.name and cache.digits != self._digest[:16]}
+        )
         if earlier:
             _LOG.warning(
                 "cache %s: starts empty, because the source, load or version is another than that of %s, which stays "
@@ -283,7 +287,7 @@ class DataCache:
         else:
             # Hosts of a rehearsed cluster could map each other's memory, and must not: they stand for machines.
             of_ranks = consensus.exchange(self._engine, subject, opened)
-            of_host = [one for name, one, _ in of_ranks if name == host]
+            of_host = [affinity for name, affinity, _ in of_ranks if name == host]
             addresses = [address for name, _, address in of_ranks if name == host]
             # No rank continues, and perhaps ends, before all have mapped what they share.
             consensus.exchange(self._engine, f"{subject} is shared", lambda: self._store.share(addresses))
@@ -449,7 +453,7 @@ class DataCache:
             other processes); of the host: "memory_records", "disk_records", and whether a place takes more:
             "memory_open", "disk_open".
         """
-        seen, own = self._store.statistics(), self._loader.counts
+        seen, counts = self._store.statistics(), self._loader.counts
         return {
             "samples": self.samples,
             "hits": seen["memory_hits"] + seen["disk_hits"],
@@ -457,17 +461,17 @@ class DataCache:
             "memory_bytes": seen["memory_hit_bytes"],
             "disk_hits": seen["disk_hits"],
             "disk_bytes": seen["disk_hit_bytes"],
-            "loaded": own["loaded"],
+            "loaded": counts["loaded"],
             "passed_through": seen["passed_through"],
             "damaged": seen["damaged"],
-            "replaced": own["replaced"],
-            "retried": own["retried"],
-            "failed": own["failed"],
+            "replaced": counts["replaced"],
+            "retried": counts["retried"],
+            "failed": counts["failed"],
             "taken_over": seen["taken_over"],
             "waits": seen["waits"],
             "memory_s": seen["memory_ns"] / 1e9,
             "disk_s": seen["disk_ns"] / 1e9,
-            "load_s": own["load_ns"] / 1e9,
+            "load_s": counts["load_ns"] / 1e9,
             "wait_s": seen["waited_ns"] / 1e9,
             "memory_records": seen["memory_records"],
             "disk_records": seen["disk_records"],
@@ -485,9 +489,9 @@ class DataCache:
             InvalidError: the cache is closed.
         """
         self._check_open()
-        found = self._store.verify()
+        verified = self._store.verify()
         self._store.tell_warnings()
-        return found
+        return verified
 
     def clear(self) -> None:
         """Delete what the cache has stored on this host's disk and in memory that stays, and close it."""
@@ -567,9 +571,9 @@ def _check_dataset(samples: int, size: int, settings: Mapping[str, Any]) -> None
         raise InvalidError("steps: cannot be given with remainder='uneven', where every sample is seen once")
     if samples < size and remainder != "uneven":
         raise InvalidError(f"{samples} samples cannot be divided among {size} ranks; each needs at least one")
-    own = samples // size
-    if settings["drop_remainder"] and settings["steps"] is None and settings["batch_size"] > own:
+    elements = samples // size
+    if settings["drop_remainder"] and settings["steps"] is None and settings["batch_size"] > elements:
         raise InvalidError(
-            f"batch_size ({settings['batch_size']}): must be at most {own}, the samples of each rank, with "
+            f"batch_size ({settings['batch_size']}): must be at most {elements}, the samples of each rank, with "
             "drop_remainder=True"
         )

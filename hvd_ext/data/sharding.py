@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from hvd_ext.data.batches import every, is_batched, is_py_dataset, number_of_batches, part_of
+from hvd_ext.data.batches import is_batched, is_py_dataset, number_of_batches, part_of, part_of_items
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, process_sets
 
@@ -128,7 +128,7 @@ def shard(
     if not settings["own"]:
         consensus.check_same("shard", [{"the number of elements": length} for length in lengths])
     if kind == _GENERATOR:
-        return every(data, job.rank, job.size, remainder == "drop")
+        return part_of_items(data, job.rank, job.size, remainder == "drop")
     if kind == _PY_DATASET:
         return _part(data, lengths, job.rank, settings)
     if kind == _ARRAYS and shuffle:
@@ -211,7 +211,7 @@ def _part(data: Any, lengths: list[int], rank: int, settings: dict[str, Any]) ->
     """Give this rank's batches of a `PyDataset`."""
     size, remainder, steps = len(lengths), settings["remainder"], settings["steps"]
     own, length = settings["own"], lengths[rank]
-    finite = [one for one in lengths if one >= 0]
+    finite = [length for length in lengths if length >= 0]
     if own and 0 in finite and remainder != "uneven":
         raise InvalidError(f"shard: rank {lengths.index(0)} has no batches of its own; each rank needs at least one")
     if not own and 0 <= length < size and remainder != "uneven":
@@ -311,8 +311,8 @@ def _groups(data: tf.data.Dataset, rank: int, size: int, remainder: str) -> tf.d
 
     def of_this_rank(*windows: Any) -> tf.data.Dataset:
         group = windows if len(windows) > 1 else windows[0]
-        whole = group if isinstance(group, tf.data.Dataset) else tf.data.Dataset.zip(group)
-        return whole.skip(rank).take(1)
+        elements = group if isinstance(group, tf.data.Dataset) else tf.data.Dataset.zip(group)
+        return elements.skip(rank).take(1)
 
     return data.window(size, drop_remainder=True).flat_map(of_this_rank)
 
@@ -442,10 +442,10 @@ def _tuples(data: Any) -> Any:
     from hvd_ext.data import rows
 
     if isinstance(data, Mapping):
-        return {name: _tuples(one) for name, one in data.items()}
+        return {name: _tuples(value) for name, value in data.items()}
     if not isinstance(data, list | tuple):
         return data
-    if data and all(isinstance(one, Real) for one in tf.nest.flatten(data)):
+    if data and all(isinstance(value, Real) for value in tf.nest.flatten(data)):
         return rows.dense(data, "shard: data")
     while data and data[-1] is None:  # fit takes (x, y, None) for data without weights
         data = data[:-1]
