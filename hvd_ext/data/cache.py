@@ -16,6 +16,7 @@ from hvd_ext.data import arrays, fingerprint, native, store
 from hvd_ext.data.elements import Elements
 from hvd_ext.data.filling import Filling
 from hvd_ext.data.loading import ON_ERROR, OTHERS, Loader, first_line
+from hvd_ext.data.settings import Remainder, check_division, check_enough, check_whole
 from hvd_ext.data.steps import Steps, untuned
 from hvd_ext.errors import InvalidError, NotInitializedError
 from hvd_ext.job import consensus, launch, log, process, process_sets, runtime
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hvd_ext")
 
+_PLACES = ("memory", "disk")
 _PREFETCHED = 2  # batches that are ready before they are needed
 _WARMED = 32  # samples of a batch of `warm`
 _LOOK_S = 1.0  # between two looks of `warm` whether there is room: each counts all samples
-_REMAINDERS = ("drop", "repeat", "uneven")
 
 _open: weakref.WeakSet[DataCache] = weakref.WeakSet()
 
@@ -315,7 +316,7 @@ class DataCache:
         *,
         shuffle: bool = False,
         seed: int = 0,
-        remainder: Literal["drop", "repeat", "uneven"] = "drop",
+        remainder: Remainder = "drop",
         steps: int | None = None,
         drop_remainder: bool = False,
         parts: int | None = None,
@@ -365,12 +366,11 @@ class DataCache:
             "steps": steps,
             "drop_remainder": drop_remainder,
             "parts": parts,
-            "keys": keys,
         }
 
         def mine() -> dict[str, Any]:
             _check_dataset(self.samples, size, settings)
-            return settings
+            return {**settings, "keys": keys}
 
         if engine is None:
             mine()
@@ -378,28 +378,16 @@ class DataCache:
             subject = f"DataCache {self.name}: dataset"
             consensus.check_same(subject, consensus.exchange(engine, subject, mine), engine.ranks)
         elements = self._elements if padding is None else Elements(self.element_spec, "load", padding)
-        of_epoch = Steps(
-            self.name,
-            self.samples,
-            batch_size,
-            rank=rank,
-            size=size,
-            parts=parts,
-            shuffle=shuffle,
-            seed=seed,
-            remainder=remainder,
-            steps=steps,
-            drop_remainder=drop_remainder,
-        )
-        spec: Any = elements.batch_spec(of_epoch.rows)
+        epochs = Steps(self.name, self.samples, rank=rank, size=size, **settings)
+        spec: Any = elements.batch_spec(epochs.rows)
         if keys:
-            spec = (spec, tf.TensorSpec([of_epoch.rows, 2], tf.int32))
+            spec = (spec, tf.TensorSpec([epochs.rows, 2], tf.int32))
 
         def read(numbers: tf.Tensor, seeds: tf.Tensor, parts: tf.Tensor) -> Any:
-            batch = elements.batch(self._rows(numbers, parts), of_epoch.rows)
+            batch = elements.batch(self._rows(numbers, parts), epochs.rows)
             return (batch, seeds) if keys else batch
 
-        dataset = of_epoch.batches(read, spec, self._loader.begin)
+        dataset = epochs.batches(read, spec, self._loader.begin)
         return dataset.with_options(self._options()).prefetch(_PREFETCHED)
 
     def _options(self) -> tf.data.Options:
@@ -457,26 +445,15 @@ class DataCache:
         return {
             "samples": self.samples,
             "hits": seen["memory_hits"] + seen["disk_hits"],
-            "memory_hits": seen["memory_hits"],
-            "memory_bytes": seen["memory_hit_bytes"],
-            "disk_hits": seen["disk_hits"],
-            "disk_bytes": seen["disk_hit_bytes"],
-            "loaded": counts["loaded"],
-            "passed_through": seen["passed_through"],
-            "damaged": seen["damaged"],
-            "replaced": counts["replaced"],
-            "retried": counts["retried"],
-            "failed": counts["failed"],
-            "taken_over": seen["taken_over"],
-            "waits": seen["waits"],
-            "memory_s": seen["memory_ns"] / 1e9,
-            "disk_s": seen["disk_ns"] / 1e9,
+            **{f"{place}_hits": seen[f"{place}_hits"] for place in _PLACES},
+            **{f"{place}_bytes": seen[f"{place}_hit_bytes"] for place in _PLACES},
+            **{name: counts[name] for name in ("loaded", "replaced", "retried", "failed")},
+            **{name: seen[name] for name in ("passed_through", "damaged", "taken_over", "waits")},
+            **{f"{place}_s": seen[f"{place}_ns"] / 1e9 for place in _PLACES},
             "load_s": counts["load_ns"] / 1e9,
             "wait_s": seen["waited_ns"] / 1e9,
-            "memory_records": seen["memory_records"],
-            "disk_records": seen["disk_records"],
-            "memory_open": bool(seen["memory_open"]),
-            "disk_open": bool(seen["disk_open"]),
+            **{f"{place}_records": seen[f"{place}_records"] for place in _PLACES},
+            **{f"{place}_open": bool(seen[f"{place}_open"]) for place in _PLACES},
         }
 
     def verify(self) -> dict[str, int]:
@@ -544,33 +521,20 @@ def _without_rank(spec: Any) -> bool:
 def _check(name: str, on_error: object, retries: object, threads: object, version: object) -> None:
     if on_error not in ON_ERROR:
         raise InvalidError(f"on_error ({on_error!r}): must be one of {', '.join(ON_ERROR)}")
-    for what, value, least in (("retries", retries, 0), ("threads", threads, 1)):
-        if value is None and what == "threads":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InvalidError(f"{what} ({value!r}): must be a whole number from {least}")
+    check_whole("retries", retries, 0)
+    check_whole("threads", threads, 1, optional=True)
     if not isinstance(version, str):
         raise InvalidError(f"version ({version!r}): must be a text")
 
 
 def _check_dataset(samples: int, size: int, settings: Mapping[str, Any]) -> None:
-    for name in ("batch_size", "steps"):
-        value = settings[name]
-        if value is None and name == "steps":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidError(f"{name} ({value!r}): must be a whole number from 1")
+    check_whole("batch_size", settings["batch_size"], 1)
     if not isinstance(settings["shuffle"], bool):
         raise InvalidError(
             f"shuffle ({settings['shuffle']!r}): must be True or False; a whole part is shuffled, without a buffer"
         )
-    remainder = settings["remainder"]
-    if remainder not in _REMAINDERS:
-        raise InvalidError(f"remainder ({remainder!r}): must be one of {', '.join(_REMAINDERS)}")
-    if remainder == "uneven" and settings["steps"] is not None:
-        raise InvalidError("steps: cannot be given with remainder='uneven', where every sample is seen once")
-    if samples < size and remainder != "uneven":
-        raise InvalidError(f"{samples} samples cannot be divided among {size} ranks; each needs at least one")
+    check_division("", settings)
+    check_enough(f"{samples} samples", samples, size, settings["remainder"])
     elements = samples // size
     if settings["drop_remainder"] and settings["steps"] is None and settings["batch_size"] > elements:
         raise InvalidError(

@@ -91,17 +91,6 @@ class Elements:
         structure = tf.nest.map_structure(lambda _: None, self.spec)
         return [repr(structure), *(repr(part.spec) for part in self._parts)]
 
-    @property
-    def fixed(self) -> bool:
-        """Whether all elements have the same shapes."""
-        return all(part.fixed for part in self._parts)
-
-    def nbytes(self) -> int | None:
-        """Give the bytes of an element's record, or None where they vary."""
-        if tf.string in self.dtypes:
-            return None
-        return sum(dtype.size * count for dtype, count in zip(self.dtypes, self.counts, strict=True))
-
     def components(self, element: Any) -> list[tf.Tensor]:
         """Take an element apart, in a graph.
 
@@ -138,10 +127,6 @@ class Elements:
             return joined.tobytes(), np.full(count, joined.shape[1], np.int64)
         records = [b"".join(_bytes_of(row[place]) for row in rows) for place in range(count)]
         return b"".join(records), np.array([len(record) for record in records], np.int64)
-
-    def specs(self, rows: int | None) -> list[tf.TensorSpec]:
-        """Give the specs of the components of some rows."""
-        return [tf.TensorSpec([rows, count], dtype) for dtype, count in zip(self.dtypes, self.counts, strict=True)]
 
     def element(self, components: Sequence[tf.Tensor]) -> Any:
         """Make an element of its components, in a graph.

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import tensorflow as tf
+
+from hvd_ext.data import rows
 from hvd_ext.data.batches import is_batched, is_py_dataset, number_of_batches, part_of, part_of_items
+from hvd_ext.data.settings import Remainder, check_division, check_enough, check_whole
+from hvd_ext.data.steps import Steps, untuned
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, process_sets
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
     from hvd_ext.job.process_sets import ProcessSet
 
-Remainder = Literal["drop", "repeat", "uneven"]
-REMAINDERS = get_args(Remainder)
 # The number of elements that shuffle=True holds for a data set: a few batches, small enough for large pictures.
 BUFFER = 1024
 
@@ -141,23 +143,15 @@ def shard(
 
 
 def _check(settings: dict[str, Any]) -> None:
-    for name, least in (("batch_size", 0), ("steps", 1)):
-        value = settings[name]
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise InvalidError(f"shard: {name} ({value!r}): must be a whole number from {least}, or None")
+    check_whole("shard: batch_size", settings["batch_size"], 0, optional=True)
+    check_division("shard: ", settings)
     shuffle = settings["shuffle"]
     if not isinstance(shuffle, int) or shuffle < 0:
         raise InvalidError(f"shard: shuffle ({shuffle!r}): must be True, False or a number of elements")
-    if settings["remainder"] not in REMAINDERS:
-        raise InvalidError(f"shard: remainder ({settings['remainder']!r}): must be one of {', '.join(REMAINDERS)}")
-    if settings["remainder"] == "uneven" and settings["steps"] is not None:
-        raise InvalidError("shard: steps: cannot be given with remainder='uneven', where every element is seen once")
 
 
 def _kind(data: Any) -> tuple[str, Any]:
     """Give the kind of the data, and the data, with lists of arrays made tuples."""
-    import tensorflow as tf
-
     if isinstance(data, tf.data.Dataset):
         return _DATA_SET, data
     if is_py_dataset(data):
@@ -168,8 +162,6 @@ def _kind(data: Any) -> tuple[str, Any]:
 
 
 def _rows(value: Any) -> Any:
-    from hvd_ext.data import rows
-
     if not hasattr(value, "shape"):
         raise InvalidError(
             f"shard: data ({_short(value)}): must be arrays, a tf.data.Dataset, a keras.utils.PyDataset or a generator"
@@ -214,8 +206,8 @@ def _part(data: Any, lengths: list[int], rank: int, settings: dict[str, Any]) ->
     finite = [length for length in lengths if length >= 0]
     if own and 0 in finite and remainder != "uneven":
         raise InvalidError(f"shard: rank {lengths.index(0)} has no batches of its own; each rank needs at least one")
-    if not own and 0 <= length < size and remainder != "uneven":
-        raise InvalidError(f"shard: {length} batches cannot be divided among {size} ranks; each needs at least one")
+    if not own and length >= 0:
+        check_enough(f"shard: {length} batches", length, size, remainder)
     if steps is not None:
         number = steps
     elif own:
@@ -238,10 +230,6 @@ def _evened_length(finite: list[int], remainder: str) -> int:
 
 def _length(data: Any, count: bool) -> int | None:
     """Give the number of elements: None where it is unknown, -1 for infinitely many."""
-    import tensorflow as tf
-
-    from hvd_ext.data import rows
-
     if is_py_dataset(data):
         return number_of_batches(data)
     if isinstance(data, Iterator):
@@ -266,13 +254,9 @@ def _divided(
     data: Any, length: int | None, rank: int, size: int, settings: dict[str, Any]
 ) -> tuple[tf.data.Dataset, int | None]:
     """Give this rank's elements and their number: None where it is unknown, -1 for infinitely many."""
-    import numpy as np
-    import tensorflow as tf
-
-    from hvd_ext.data import rows
-
     remainder = settings["remainder"]
-    _check_enough(length, size, remainder)
+    if length is not None and length >= 0:
+        check_enough(f"shard: {length} elements", length, size, remainder)
     if not isinstance(data, tf.data.Dataset):
         assert length is not None
         numbers = np.arange(rank, _total(length, size, remainder), size) % max(length, 1)
@@ -288,19 +272,12 @@ def _divided(
     return part, len(range(rank, total, size))
 
 
-def _check_enough(length: int | None, size: int, remainder: str) -> None:
-    if length is not None and 0 <= length < size and remainder != "uneven":
-        raise InvalidError(f"shard: {length} elements cannot be divided among {size} ranks; each needs at least one")
-
-
 def _total(length: int, size: int, remainder: str) -> int:
     return {"drop": length // size, "repeat": -(-length // size)}[remainder] * size if remainder != "uneven" else length
 
 
 def _groups(data: tf.data.Dataset, rank: int, size: int, remainder: str) -> tf.data.Dataset:
     """Divide a data set of unknown length by groups of one for each rank; "drop" drops a smaller last group."""
-    import tensorflow as tf
-
     if remainder == "uneven":
         return data.shard(size, rank)
     if remainder == "repeat":
@@ -321,8 +298,6 @@ def _evened(
     data: Any, lengths: list[int | None], rank: int, settings: dict[str, Any]
 ) -> tuple[tf.data.Dataset, int | None]:
     """Give this rank's own elements, as many as the others use, and their number."""
-    import tensorflow as tf
-
     part = data if isinstance(data, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(data)
     total = _evened_elements(lengths, rank, settings)
     if total is None or total < 0 or settings["steps"] is not None or settings["remainder"] == "uneven":
@@ -341,17 +316,11 @@ def _evened_elements(lengths: list[int | None], rank: int, settings: dict[str, A
 
 
 def _shuffled_arrays(data: Any, lengths: list[Any], rank: int, settings: dict[str, Any]) -> tf.data.Dataset:
-    """Give the batches of arrays in the order of `hvd_ext.data.order`; their rows are copied batch by batch."""
-    import numpy as np
-    import tensorflow as tf
-
-    from hvd_ext.data import rows
-    from hvd_ext.data.steps import Steps, untuned
-
+    """Give the batches of arrays, each epoch in an order of its own; their rows are copied batch by batch."""
     own, size, remainder = settings["own"], len(lengths), settings["remainder"]
     elements = _evened_elements(lengths, rank, settings) if own else None
     if not own:
-        _check_enough(lengths[0], size, remainder)
+        check_enough(f"shard: {lengths[0]} elements", lengths[0], size, remainder)
     steps = Steps(
         "shard",
         lengths[rank],
@@ -391,8 +360,6 @@ def _shuffled_arrays(data: Any, lengths: list[Any], rank: int, settings: dict[st
 
 
 def _batches(part: tf.data.Dataset, length: int | None, settings: dict[str, Any], shuffling: dict[str, int]) -> Any:
-    import tensorflow as tf
-
     batch_size, steps = settings["batch_size"], settings["steps"]
     if shuffling:
         part = part.shuffle(**shuffling)
@@ -414,8 +381,6 @@ def _batches(part: tf.data.Dataset, length: int | None, settings: dict[str, Any]
 
 def _of_text(array: Any) -> Any:
     """Make text bytes, as TensorFlow has it; `tf.numpy_function` would take ASCII only."""
-    import numpy as np
-
     return np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
 
 
@@ -437,10 +402,6 @@ def _shuffling(length: int | None, rank: int, settings: dict[str, Any]) -> dict[
 
 def _tuples(data: Any) -> Any:
     """Make lists of arrays tuples, and lists of numbers arrays: TensorFlow takes each list for one array."""
-    import tensorflow as tf
-
-    from hvd_ext.data import rows
-
     if isinstance(data, Mapping):
         return {name: _tuples(value) for name, value in data.items()}
     if not isinstance(data, list | tuple):

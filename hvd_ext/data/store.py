@@ -146,21 +146,16 @@ class Found:
 
     def nbytes(self) -> int:
         """Give the bytes that it takes, of the disk or of memory."""
-        files = [file for file in self.path.iterdir() if file.is_file()] if self.path.is_dir() else [self.path]
-        total = 0
-        for file in files:
-            with contextlib.suppress(OSError):
-                total += file.stat().st_blocks * 512
-        return total
+        return sum(state.st_blocks * 512 for state in self._states())
 
     def changed(self) -> float:
         """Give the time of its last change, in seconds since 1970."""
-        files = self.path.iterdir() if self.path.is_dir() else [self.path]
-        times = [0.0]
-        for file in files:
+        return max((state.st_mtime for state in self._states()), default=0.0)
+
+    def _states(self) -> Iterator[os.stat_result]:
+        for file in self.path.iterdir() if self.path.is_dir() else [self.path]:
             with contextlib.suppress(OSError):
-                times.append(file.stat().st_mtime)
-        return max(times)
+                yield file.stat()
 
     def records(self) -> tuple[int, int] | None:
         """Give the numbers of its records and of its samples; None if the file cannot be read."""

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from hvd_ext.data import fingerprint, native, store
 from hvd_ext.data.elements import Elements
+from hvd_ext.data.settings import check_whole
 from hvd_ext.errors import InvalidError
 
 # Ops that give something else in every pass.
@@ -72,8 +73,7 @@ def cached(
     """
     store.check_name(name)
     limit = store.nbytes_of(disk_limit, "disk_limit")
-    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        raise InvalidError(f"most ({most!r}): must be a whole number from 1")
+    check_whole("most", most, 1)
 
     def apply(dataset: tf.data.Dataset) -> tf.data.Dataset:
         graph = _graph_of(dataset)
