@@ -26,15 +26,9 @@ class _Arrays(Source):
     def __init__(self, arrays: Any) -> None:
         self._arrays = tf.nest.map_structure(_array, _as_tuples(arrays))
         self._flat: list[np.ndarray[Any, Any]] = tf.nest.flatten(self._arrays)
-        lengths = sorted({len(array) for array in self._flat})
-        if len(lengths) != 1:
-            raise InvalidError(
-                "arrays: they must have the same number of rows; they have "
-                f"{', '.join(map(str, lengths)) or 'no arrays'}"
-            )
-        if not lengths[0]:
+        self._samples = rows.number(self._flat, "arrays: they")
+        if not self._samples:
             raise InvalidError("arrays: they must have at least one row; they have none")
-        self._samples = lengths[0]
         shapes = ", ".join(f"{array.dtype} {array.shape}" for array in self._flat)
         self.words = f"arrays: {shapes}"
 

@@ -235,13 +235,7 @@ def _length(data: Any, count: bool) -> int | None:
     if isinstance(data, Iterator):
         return None
     if not isinstance(data, tf.data.Dataset):
-        lengths = {rows.number(array) for array in tf.nest.flatten(data)}
-        if len(lengths) != 1:
-            raise InvalidError(
-                "shard: the arrays must have the same number of rows; they have "
-                f"{', '.join(map(str, sorted(lengths))) or 'no arrays'}"
-            )
-        return lengths.pop()
+        return rows.number(tf.nest.flatten(data), "shard: the arrays")
     known = int(data.cardinality())
     if known == tf.data.INFINITE_CARDINALITY:
         return -1
