@@ -16,7 +16,7 @@ from hvd_ext.data import arrays, fingerprint, native, store
 from hvd_ext.data.elements import Elements
 from hvd_ext.data.filling import Filling
 from hvd_ext.data.loading import ON_ERROR, OTHERS, Loader, first_line
-from hvd_ext.data.settings import Remainder, check_division, check_enough, check_whole
+from hvd_ext.data.settings import check_division, check_enough, check_whole
 from hvd_ext.data.steps import Steps, untuned
 from hvd_ext.errors import InvalidError, NotInitializedError
 from hvd_ext.job import consensus, launch, log, process, process_sets, runtime
@@ -316,7 +316,7 @@ class DataCache:
         *,
         shuffle: bool = False,
         seed: int = 0,
-        remainder: Remainder = "drop",
+        remainder: Literal["drop", "repeat", "uneven"] = "drop",
         steps: int | None = None,
         drop_remainder: bool = False,
         parts: int | None = None,
