@@ -38,7 +38,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The preset for tests on even less: one block, and each kind of phase once; functions are traced for each phase."""
+    """The smoke preset with one block, and with each kind of phase once: each phase traces its functions."""
     chosen = yaml.safe_load(SMOKE.read_text(encoding="utf-8"))
     chosen["network"] |= {"blocks": [1], "widths": [16]}
     chosen["topk"] |= {"min_elements": 1000}
