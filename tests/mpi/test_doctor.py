@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from hvd_ext.doctor import machine
 from tests.mpi import jobs
 from tests.mpi.clusters import run_command
 
@@ -67,7 +66,6 @@ def test_a_job_that_works_is_reported_once_with_all_that_was_asked(tmp_path: Pat
     changes = {"HOROVOD_CYCLE_TIME": "3", "HOROVOD_FUSION_THRESHOLD": "1024"}
     job = run(tmp_path, ["-m", "hvd_ext", "doctor", "--json"], changes=changes).must_succeed()
     found = report(job.outputs[0])
-    assert len(found) > len(machine.ORDER)  # the parts of the machine, and those of the job
     assert [part for part, finding in found.items() if finding["state"] == "to mend"] == []
     assert found["the ranks meet"]["seen"].startswith("2 ranks on 1 host: ")
     assert "libmpi" in found["MPI library"]["seen"]

@@ -191,3 +191,10 @@ def test_the_command_ends_with_a_status_that_scripts_can_use(monkeypatch, findin
     result = CliRunner().invoke(app, ["doctor", "--json"])
     assert result.exit_code == status
     assert [entry["part"] for entry in json.loads(result.stdout)] == [finding.part for finding in findings]
+
+
+@pytest.mark.slow
+def test_every_part_of_this_machine_is_examined_and_training_works_here():
+    findings = machine.examine()
+    assert len(findings) == len(machine.ORDER)
+    assert [(f.part, f.seen) for f in findings if f.state is State.WRONG] == []
