@@ -8,7 +8,6 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from hvd_ext import state
 from tests import pages
 from tests.ranks.training import assert_same_bits_on_all_ranks
 
@@ -32,15 +31,6 @@ def test_training(hvd: ModuleType, tmp_path: Path) -> None:
     assert_same_bits_on_all_ranks(names["model"].weights)
     assert_same_bits_on_all_ranks(names["normalized"].weights)
     assert (tmp_path / "best.keras").exists() == (hvd.rank() == 0)
-
-
-def test_topk() -> None:
-    names = pages.run("docs/topk.md", 6)
-    assert_same_bits_on_all_ranks(names["model"].weights)
-    assert (names["values"].numpy().tolist(), names["indices"].numpy().tolist()) == ([-4.0], [5])
-    assert names["residual"].numpy().tolist() == [[0.5, -3.0, 2.0], [0.0, 3.0, 0.0]]
-    for owner in [name for name in state.collect() if name.startswith("top-k: tape")]:
-        state.unregister(owner)
 
 
 def test_optimizers() -> None:
