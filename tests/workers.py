@@ -15,7 +15,7 @@ from tests import timing
 # What a file is taken for that the recorded run does not have; shorter ones are left out of the record.
 NOT_RECORDED_S = 1.0
 # `make check` leaves files out that took longer: seconds of processor in one process, or in both of two ranks.
-QUICK_S = 7.0
+QUICK_S = 4.0
 
 
 def slow_files() -> set[str]:

@@ -26,49 +26,43 @@ class _Arrays(Source):
     def __init__(self, arrays: Any) -> None:
         self._arrays = tf.nest.map_structure(_array, _as_tuples(arrays))
         self._flat: list[np.ndarray[Any, Any]] = tf.nest.flatten(self._arrays)
-        lengths = sorted({len(one) for one in self._flat})
-        if len(lengths) != 1:
-            raise InvalidError(
-                "arrays: they must have the same number of rows; they have "
-                f"{', '.join(map(str, lengths)) or 'no arrays'}"
-            )
-        if not lengths[0]:
+        self._samples = rows.number(self._flat, "arrays: they")
+        if not self._samples:
             raise InvalidError("arrays: they must have at least one row; they have none")
-        self._samples = lengths[0]
-        shapes = ", ".join(f"{one.dtype} {one.shape}" for one in self._flat)
+        shapes = ", ".join(f"{array.dtype} {array.shape}" for array in self._flat)
         self.words = f"arrays: {shapes}"
 
     samples = property(lambda self: self._samples)
 
     @functools.cached_property
     def _digests(self) -> tuple[str, str]:
-        structure = repr(tf.nest.map_structure(lambda one: None, self._arrays))
-        whole, alone = [structure], [structure]
-        for one in self._flat:
-            described = f"{one.dtype.str} {one.shape}"
-            file = _file_of(one)
+        structure = repr(tf.nest.map_structure(lambda array: None, self._arrays))
+        dated, undated = [structure], [structure]
+        for array in self._flat:
+            described = f"{array.dtype.str} {array.shape}"
+            file = _file_of(array)
             state = None if file is None else os.stat(file[0])
             if file is None:
-                bytes_ = digest_of(_hashed(one), described)
-                whole.append(bytes_)
-                alone.append(bytes_)
+                bytes_ = digest_of(_hashed(array), described)
+                dated.append(bytes_)
+                undated.append(bytes_)
             else:  # an array in a file may be larger than memory: its file stands for its bytes
                 assert state is not None
                 place = (described, os.path.basename(file[0]), file[1], state.st_size)
-                whole.append(digest_of(hashlib.sha256(), *place, state.st_mtime_ns))
-                alone.append(digest_of(hashlib.sha256(), *place))
-        return digest_of(hashlib.sha256(), *whole), digest_of(hashlib.sha256(), *alone)
+                dated.append(digest_of(hashlib.sha256(), *place, state.st_mtime_ns))
+                undated.append(digest_of(hashlib.sha256(), *place))
+        return digest_of(hashlib.sha256(), *dated), digest_of(hashlib.sha256(), *undated)
 
     digest = property(lambda self: self._digests[0])
     contents = property(lambda self: self._digests[1])
 
     @property
     def element_spec(self) -> Any:
-        return tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape[1:], rows.dtype_of(one)), self._arrays)
+        return tf.nest.map_structure(lambda array: tf.TensorSpec(array.shape[1:], rows.dtype_of(array)), self._arrays)
 
     @functools.cached_property
     def _readers(self) -> list[Callable[[tf.Tensor], tf.Tensor]]:
-        return [_reader(one) for one in self._flat]
+        return [_reader(array) for array in self._flat]
 
     def read(self, located: Any) -> Any:
         return tf.nest.pack_sequence_as(self._arrays, [reader(located) for reader in self._readers])
@@ -122,7 +116,7 @@ def as_source(value: Any) -> Source:
 def _as_tuples(data: Any) -> Any:
     """Make lists tuples, because a list of arrays is no array."""
     if isinstance(data, Mapping):
-        return {name: _as_tuples(one) for name, one in data.items()}
+        return {name: _as_tuples(value) for name, value in data.items()}
     return tuple(map(_as_tuples, data)) if isinstance(data, list | tuple) else data
 
 
@@ -177,12 +171,12 @@ def _file_of(array: np.ndarray[Any, Any]) -> tuple[str, int] | None:
 
 
 def _hashed(array: np.ndarray[Any, Any]) -> Any:
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     if array.dtype.kind == "O":
         for text in array.ravel():
-            whole.update(b"%d\0" % len(text) + text)
-        return whole
+            digest.update(b"%d\0" % len(text) + text)
+        return digest
     count = max(1, _HASHED_AT_ONCE // max(1, array.nbytes // len(array)))
     for begin in range(0, len(array), count):
-        whole.update(np.ascontiguousarray(array[begin : begin + count]).tobytes())
-    return whole
+        digest.update(np.ascontiguousarray(array[begin : begin + count]).tobytes())
+    return digest

@@ -26,10 +26,10 @@ def is_batched(data: tf.data.Dataset) -> bool | None:
     Returns:
         None where neither tells, as after `from_generator`.
     """
-    found = _made_of_batches(data)
-    if found is None and any(spec.shape.rank == 0 for spec in tf.nest.flatten(data.element_spec) if _has_rank(spec)):
+    batched = _made_of_batches(data)
+    if batched is None and any(spec.shape.rank == 0 for spec in tf.nest.flatten(data.element_spec) if _has_rank(spec)):
         return False
-    return found
+    return batched
 
 
 def is_py_dataset(data: Any) -> bool:
@@ -61,16 +61,16 @@ def part_of(data: Any, first: int, stride: int, number: int) -> Any:
     return _sequence_part()(data, first, stride, number)
 
 
-def every(items: Iterator[Any], index: int, size: int, whole: bool) -> Iterator[Any]:
-    """Yield one of each group of items.
+def part_of_items(items: Iterator[Any], index: int, size: int, full: bool) -> Iterator[Any]:
+    """Yield an item of each group of items.
 
     Args:
         items: a generator, read to its end.
         index: which item of a group, from 0.
         size: the number of items in a group.
-        whole: drop the items of a last, smaller group, so that all ranks get equally many.
+        full: drop the items of a last, smaller group, so that all ranks get equally many.
     """
-    if not whole:
+    if not full:
         yield from itertools.islice(items, index, None, size)
         return
     while len(group := list(itertools.islice(items, size))) == size:
@@ -163,8 +163,8 @@ def _made_of_batches(data: Any) -> bool | None:
         return False
     if name.startswith(("FlatMap", "Interleave", "ParallelInterleave", "Window", "GroupBy")):
         return None  # what its function makes
-    found = [_made_of_batches(one) for one in data._inputs()]
-    return True if True in found else None if None in found or not found else False
+    batched = [_made_of_batches(source) for source in data._inputs()]
+    return True if True in batched else None if None in batched or not batched else False
 
 
 def _has_rank(spec: Any) -> bool:

@@ -16,6 +16,7 @@ from hvd_ext.data import arrays, fingerprint, native, store
 from hvd_ext.data.elements import Elements
 from hvd_ext.data.filling import Filling
 from hvd_ext.data.loading import ON_ERROR, OTHERS, Loader, first_line
+from hvd_ext.data.settings import check_division, check_enough, check_whole
 from hvd_ext.data.steps import Steps, untuned
 from hvd_ext.errors import InvalidError, NotInitializedError
 from hvd_ext.job import consensus, launch, log, process, process_sets, runtime
@@ -27,17 +28,17 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hvd_ext")
 
+_PLACES = ("memory", "disk")
 _PREFETCHED = 2  # batches that are ready before they are needed
 _WARMED = 32  # samples of a batch of `warm`
 _LOOK_S = 1.0  # between two looks of `warm` whether there is room: each counts all samples
-_REMAINDERS = ("drop", "repeat", "uneven")
 
 _open: weakref.WeakSet[DataCache] = weakref.WeakSet()
 
 
 def open_caches() -> list[DataCache]:
     """Give the caches of this process that are open, by their names."""
-    return sorted((one for one in _open if one.is_open), key=lambda one: one.name)
+    return sorted((cache for cache in _open if cache.is_open), key=lambda cache: cache.name)
 
 
 class DataCache:
@@ -109,12 +110,12 @@ class DataCache:
         self._process_set = process_set
         self._engine = _engine(process_set, name)
         self._load = load
-        given: dict[str, Any] = {}
+        limits: dict[str, Any] = {}
 
         def prepare() -> dict[str, Any]:
             _check(name, on_error, retries, threads, version)
-            given["memory"] = store.nbytes_of(memory, "memory", store.free_memory)
-            given["limit"] = store.nbytes_of(disk_limit, "disk_limit")
+            limits["memory"] = store.nbytes_of(memory, "memory", store.free_memory)
+            limits["limit"] = store.nbytes_of(disk_limit, "disk_limit")
             self._source = arrays.as_source(source)
             self._source.open(None if disk is None else store.host_folder(disk))
             self._prepare(on_error, retries, version)
@@ -131,13 +132,13 @@ class DataCache:
             }
 
         self._agree(prepare)
-        memory_bytes = given["memory"]
+        memory_bytes = limits["memory"]
         self._folder = None if disk is None else store.folder_of(disk, name, self._digest)
         self._kept = store.kept_path(name, self._digest) if keep and memory_bytes else None
         self._tell_of_earlier()
         if progress and self._rank == 0 and self._source.left_out:
             log.write(log.line(f"cache {name}: {self._source.words}"))
-        sharing = self._open_store(memory_bytes, given["limit"])
+        sharing = self._open_store(memory_bytes, limits["limit"])
         self._threads = threads or max(1, len(os.sched_getaffinity(0)) // sharing)
         self._filling = Filling(name, self._expected(), self._seen) if progress and self._rank == 0 else None
         self._loader = Loader(
@@ -211,7 +212,9 @@ class DataCache:
         spec = tf.nest.map_structure(_spec_of, traced.structured_outputs)
         if any(map(_without_rank, tf.nest.flatten(spec))):
             first = self._first(traced, on_error, retries)
-            spec = tf.nest.map_structure(lambda one, value: _spec_of(value) if _without_rank(one) else one, spec, first)
+            spec = tf.nest.map_structure(
+                lambda part, value: _spec_of(value) if _without_rank(part) else part, spec, first
+            )
         self._elements = Elements(spec, what)
         self._load_digest = fingerprint.of_function(traced, version)
         self._digest = fingerprint.of_parts(
@@ -241,12 +244,14 @@ class DataCache:
     def _tell_of_earlier(self) -> None:
         if self._rank != 0:
             return
-        found: list[store.Found] = []
+        stored: list[store.Found] = []
         if self._folder is not None and not self._folder.exists():
-            found += store.on_disk(self._folder.parent)
+            stored += store.on_disk(self._folder.parent)
         if self._kept is not None and not self._kept.exists():
-            found += store.in_memory()
-        earlier = sorted({str(one.path) for one in found if one.name == self.name and one.digits != self._digest[:16]})
+            stored += store.in_memory()
+        earlier = sorted(
+            {str(cache.path) for cache in stored if cache.name == self.name and cache.digits != self._digest[:16]}
+        )
         if earlier:
             _LOG.warning(
                 "cache %s: starts empty, because the source, load or version is another than that of %s, which stays "
@@ -283,7 +288,7 @@ class DataCache:
         else:
             # Hosts of a rehearsed cluster could map each other's memory, and must not: they stand for machines.
             of_ranks = consensus.exchange(self._engine, subject, opened)
-            of_host = [one for name, one, _ in of_ranks if name == host]
+            of_host = [affinity for name, affinity, _ in of_ranks if name == host]
             addresses = [address for name, _, address in of_ranks if name == host]
             # No rank continues, and perhaps ends, before all have mapped what they share.
             consensus.exchange(self._engine, f"{subject} is shared", lambda: self._store.share(addresses))
@@ -361,12 +366,11 @@ class DataCache:
             "steps": steps,
             "drop_remainder": drop_remainder,
             "parts": parts,
-            "keys": keys,
         }
 
         def mine() -> dict[str, Any]:
             _check_dataset(self.samples, size, settings)
-            return settings
+            return {**settings, "keys": keys}
 
         if engine is None:
             mine()
@@ -374,29 +378,16 @@ class DataCache:
             subject = f"DataCache {self.name}: dataset"
             consensus.check_same(subject, consensus.exchange(engine, subject, mine), engine.ranks)
         elements = self._elements if padding is None else Elements(self.element_spec, "load", padding)
-        order = Steps(
-            self.name,
-            self.samples,
-            batch_size,
-            rank=rank,
-            size=size,
-            parts=parts,
-            shuffle=shuffle,
-            seed=seed,
-            remainder=remainder,
-            steps=steps,
-            drop_remainder=drop_remainder,
-        )
-        order.on_begin = self._loader.begin
-        spec: Any = elements.batch_spec(order.rows)
+        epochs = Steps(self.name, self.samples, rank=rank, size=size, **settings)
+        spec: Any = elements.batch_spec(epochs.rows)
         if keys:
-            spec = (spec, tf.TensorSpec([order.rows, 2], tf.int32))
+            spec = (spec, tf.TensorSpec([epochs.rows, 2], tf.int32))
 
         def read(numbers: tf.Tensor, seeds: tf.Tensor, parts: tf.Tensor) -> Any:
-            batch = elements.batch(self._rows(numbers, parts), order.rows)
+            batch = elements.batch(self._rows(numbers, parts), epochs.rows)
             return (batch, seeds) if keys else batch
 
-        dataset = order.batches(read, spec)
+        dataset = epochs.batches(read, spec, self._loader.begin)
         return dataset.with_options(self._options()).prefetch(_PREFETCHED)
 
     def _options(self) -> tf.data.Options:
@@ -450,30 +441,19 @@ class DataCache:
             other processes); of the host: "memory_records", "disk_records", and whether a place takes more:
             "memory_open", "disk_open".
         """
-        seen, own = self._store.statistics(), self._loader.counts
+        seen, counts = self._store.statistics(), self._loader.counts
         return {
             "samples": self.samples,
             "hits": seen["memory_hits"] + seen["disk_hits"],
-            "memory_hits": seen["memory_hits"],
-            "memory_bytes": seen["memory_hit_bytes"],
-            "disk_hits": seen["disk_hits"],
-            "disk_bytes": seen["disk_hit_bytes"],
-            "loaded": own["loaded"],
-            "passed_through": seen["passed_through"],
-            "damaged": seen["damaged"],
-            "replaced": own["replaced"],
-            "retried": own["retried"],
-            "failed": own["failed"],
-            "taken_over": seen["taken_over"],
-            "waits": seen["waits"],
-            "memory_s": seen["memory_ns"] / 1e9,
-            "disk_s": seen["disk_ns"] / 1e9,
-            "load_s": own["load_ns"] / 1e9,
+            **{f"{place}_hits": seen[f"{place}_hits"] for place in _PLACES},
+            **{f"{place}_bytes": seen[f"{place}_hit_bytes"] for place in _PLACES},
+            **{name: counts[name] for name in ("loaded", "replaced", "retried", "failed")},
+            **{name: seen[name] for name in ("passed_through", "damaged", "taken_over", "waits")},
+            **{f"{place}_s": seen[f"{place}_ns"] / 1e9 for place in _PLACES},
+            "load_s": counts["load_ns"] / 1e9,
             "wait_s": seen["waited_ns"] / 1e9,
-            "memory_records": seen["memory_records"],
-            "disk_records": seen["disk_records"],
-            "memory_open": bool(seen["memory_open"]),
-            "disk_open": bool(seen["disk_open"]),
+            **{f"{place}_records": seen[f"{place}_records"] for place in _PLACES},
+            **{f"{place}_open": bool(seen[f"{place}_open"]) for place in _PLACES},
         }
 
     def verify(self) -> dict[str, int]:
@@ -486,9 +466,9 @@ class DataCache:
             InvalidError: the cache is closed.
         """
         self._check_open()
-        found = self._store.verify()
+        verified = self._store.verify()
         self._store.tell_warnings()
-        return found
+        return verified
 
     def clear(self) -> None:
         """Delete what the cache has stored on this host's disk and in memory that stays, and close it."""
@@ -541,36 +521,23 @@ def _without_rank(spec: Any) -> bool:
 def _check(name: str, on_error: object, retries: object, threads: object, version: object) -> None:
     if on_error not in ON_ERROR:
         raise InvalidError(f"on_error ({on_error!r}): must be one of {', '.join(ON_ERROR)}")
-    for what, value, least in (("retries", retries, 0), ("threads", threads, 1)):
-        if value is None and what == "threads":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InvalidError(f"{what} ({value!r}): must be a whole number from {least}")
+    check_whole("retries", retries, 0)
+    check_whole("threads", threads, 1, optional=True)
     if not isinstance(version, str):
         raise InvalidError(f"version ({version!r}): must be a text")
 
 
 def _check_dataset(samples: int, size: int, settings: Mapping[str, Any]) -> None:
-    for name in ("batch_size", "steps"):
-        value = settings[name]
-        if value is None and name == "steps":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidError(f"{name} ({value!r}): must be a whole number from 1")
+    check_whole("batch_size", settings["batch_size"], 1)
     if not isinstance(settings["shuffle"], bool):
         raise InvalidError(
             f"shuffle ({settings['shuffle']!r}): must be True or False; a whole part is shuffled, without a buffer"
         )
-    remainder = settings["remainder"]
-    if remainder not in _REMAINDERS:
-        raise InvalidError(f"remainder ({remainder!r}): must be one of {', '.join(_REMAINDERS)}")
-    if remainder == "uneven" and settings["steps"] is not None:
-        raise InvalidError("steps: cannot be given with remainder='uneven', where every sample is seen once")
-    if samples < size and remainder != "uneven":
-        raise InvalidError(f"{samples} samples cannot be divided among {size} ranks; each needs at least one")
-    own = samples // size
-    if settings["drop_remainder"] and settings["steps"] is None and settings["batch_size"] > own:
+    check_division("", settings)
+    check_enough(f"{samples} samples", samples, size, settings["remainder"])
+    elements = samples // size
+    if settings["drop_remainder"] and settings["steps"] is None and settings["batch_size"] > elements:
         raise InvalidError(
-            f"batch_size ({settings['batch_size']}): must be at most {own}, the samples of each rank, with "
+            f"batch_size ({settings['batch_size']}): must be at most {elements}, the samples of each rank, with "
             "drop_remainder=True"
         )

@@ -65,8 +65,8 @@ class Elements:
         self.dtypes: list[tf.DType] = []
         self.counts: list[int] = []
         self._parts: list[_Part] = []
-        for one in tf.nest.flatten(spec):
-            self._add(one, what)
+        for part in tf.nest.flatten(spec):
+            self._add(part, what)
 
     def _add(self, spec: Any, what: str) -> None:
         first = len(self.dtypes)
@@ -88,19 +88,8 @@ class Elements:
 
     def described(self) -> list[str]:
         """Describe the structure and the parts of an element, for comparisons."""
-        structure = tf.nest.map_structure(lambda one: None, self.spec)
+        structure = tf.nest.map_structure(lambda _: None, self.spec)
         return [repr(structure), *(repr(part.spec) for part in self._parts)]
-
-    @property
-    def fixed(self) -> bool:
-        """Whether all elements have the same shapes."""
-        return all(part.fixed for part in self._parts)
-
-    def nbytes(self) -> int | None:
-        """Give the bytes of an element's record, or None where they vary."""
-        if tf.string in self.dtypes:
-            return None
-        return sum(dtype.size * count for dtype, count in zip(self.dtypes, self.counts, strict=True))
 
     def components(self, element: Any) -> list[tf.Tensor]:
         """Take an element apart, in a graph.
@@ -111,16 +100,16 @@ class Elements:
         Returns:
             A vector for each component.
         """
-        found: list[tf.Tensor] = []
+        components: list[tf.Tensor] = []
         for part, value in zip(self._parts, tf.nest.flatten(element), strict=True):
             if part.fixed:
                 if value.shape.rank is None:
                     value = tf.ensure_shape(value, part.spec.shape, FIRST_SHAPE)
-                found.append(tf.reshape(value, [self.counts[part.first]]))
+                components.append(tf.reshape(value, [self.counts[part.first]]))
             else:
                 inner = tf.nest.flatten(value, expand_composites=True)
-                found += [tf.reshape(tf.io.serialize_tensor(one), [1]) for one in inner]
-        return found
+                components += [tf.reshape(tf.io.serialize_tensor(dense), [1]) for dense in inner]
+        return components
 
     def records(self, rows: Sequence[np.ndarray[Any, Any]]) -> tuple[bytes, np.ndarray[Any, Any]]:
         """Give the records of some elements, as tf_ops/ops/data/cache.cc has them.
@@ -139,10 +128,6 @@ class Elements:
         records = [b"".join(_bytes_of(row[place]) for row in rows) for place in range(count)]
         return b"".join(records), np.array([len(record) for record in records], np.int64)
 
-    def specs(self, rows: int | None) -> list[tf.TensorSpec]:
-        """Give the specs of the components of some rows."""
-        return [tf.TensorSpec([rows, count], dtype) for dtype, count in zip(self.dtypes, self.counts, strict=True)]
-
     def element(self, components: Sequence[tf.Tensor]) -> Any:
         """Make an element of its components, in a graph.
 
@@ -152,14 +137,14 @@ class Elements:
         Returns:
             The element, a nest as `spec` has it.
         """
-        found: list[Any] = []
+        values: list[Any] = []
         for part in self._parts:
             if part.fixed:
-                found.append(tf.reshape(components[part.first], part.spec.shape))
+                values.append(tf.reshape(components[part.first], part.spec.shape))
             else:
                 texts = tuple(components[part.first + index][0] for index in range(part.count))
-                found.append(_parsed([part], [texts])[0])
-        return tf.nest.pack_sequence_as(self.spec, found)
+                values.append(_parsed([part], [texts])[0])
+        return tf.nest.pack_sequence_as(self.spec, values)
 
     def batch(self, rows: Sequence[tf.Tensor], number: int | None) -> Any:
         """Make a batch of elements of components, in a graph.
@@ -171,18 +156,18 @@ class Elements:
         Returns:
             The batch, a nest as `spec` has it.
         """
-        found: list[Any] = [None] * len(self._parts)
+        values: list[Any] = [None] * len(self._parts)
         varying = [place for place, part in enumerate(self._parts) if not part.fixed]
         for place, part in enumerate(self._parts):
             if part.fixed:
                 first = tf.shape(rows[part.first])[0] if number is None else number  # elements may have no values
-                found[place] = tf.ensure_shape(
+                values[place] = tf.ensure_shape(
                     tf.reshape(rows[part.first], [first, *part.spec.shape]), [number, *part.spec.shape]
                 )
         if varying:
             for place, value in zip(varying, self._varying(rows, varying, number), strict=True):
-                found[place] = value
-        return tf.nest.pack_sequence_as(self.spec, found)
+                values[place] = value
+        return tf.nest.pack_sequence_as(self.spec, values)
 
     def _varying(self, rows: Sequence[tf.Tensor], places: list[int], number: int | None) -> tuple[Any, ...]:
         parts = [self._parts[place] for place in places]
@@ -229,19 +214,19 @@ class Elements:
         Args:
             number: of its elements; None where it varies.
         """
-        found: list[Any] = [None] * len(self._parts)
+        specs: list[Any] = [None] * len(self._parts)
         varying = [place for place, part in enumerate(self._parts) if not part.fixed]
         for place, part in enumerate(self._parts):
             if part.fixed:
-                found[place] = tf.TensorSpec([number, *part.spec.shape], part.spec.dtype)
+                specs[place] = tf.TensorSpec([number, *part.spec.shape], part.spec.dtype)
         if varying:
             parts = [self._parts[place] for place in varying]
             blank = tuple(tuple(tf.constant([""]) for _ in range(part.count)) for part in parts)
             data = tf.data.Dataset.from_tensor_slices(blank).map(lambda *texts: _parsed(parts, texts))
             batched = self._batched(data, varying, number or 1, number is not None)
             for place, value in zip(varying, batched.element_spec, strict=True):
-                found[place] = value
-        return tf.nest.pack_sequence_as(self.spec, found)
+                specs[place] = value
+        return tf.nest.pack_sequence_as(self.spec, specs)
 
 
 def _bytes_of(row: np.ndarray[Any, Any]) -> bytes:
@@ -256,8 +241,8 @@ def _parsed(parts: Sequence[_Part], texts: Sequence[Sequence[tf.Tensor]]) -> tup
     for part, inner in zip(parts, texts, strict=True):
         specs = tf.nest.flatten(part.spec, expand_composites=True)
         dense = [
-            tf.ensure_shape(tf.io.parse_tensor(text, one.dtype), one.shape)
-            for text, one in zip(inner, specs, strict=True)
+            tf.ensure_shape(tf.io.parse_tensor(text, spec.dtype), spec.shape)
+            for text, spec in zip(inner, specs, strict=True)
         ]
         values.append(tf.nest.pack_sequence_as(part.spec, dense, expand_composites=True))
     return tuple(values)

@@ -125,9 +125,9 @@ def _keras_has_a_bar() -> bool:
 
 def _verbose(frame: FrameType) -> Any:
     """Give the `verbose` of the outermost call of Keras in a stack, which makes the bar; None where there is none."""
-    found, at = None, cast("FrameType | None", frame)
+    verbose, at = None, cast("FrameType | None", frame)
     while at is not None:
         if at.f_code.co_name in ("fit", "evaluate", "predict") and "keras" in at.f_globals.get("__name__", ""):
-            found = at.f_locals.get("verbose")
+            verbose = at.f_locals.get("verbose")
         at = at.f_back
-    return found
+    return verbose

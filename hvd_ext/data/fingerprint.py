@@ -51,19 +51,19 @@ def of_function(function: Any, version: str = "") -> str:
     """
     graph = function.graph
     definition = graph.as_graph_def()
-    found = _Graph({one.signature.name: one for one in definition.library.function}, version)
+    digests = _Graph({function.signature.name: function for function in definition.library.function}, version)
     nodes = {node.name: node for node in definition.node}
     names = {tensor.op.name: index for index, tensor in enumerate(graph.inputs)}
     captured = {tensor.op.name: external for external, tensor in graph.captures}
     known: dict[str, str] = {}
     for name, index in names.items():
         if name in captured:
-            known[name] = _digest("captured", found.value(captured[name], function))
+            known[name] = _digest("captured", digests.value(captured[name], function))
         else:
             known[name] = _digest("argument", index)
-    results = [found.tensor(f"{tensor.op.name}:{tensor.value_index}", nodes, known) for tensor in graph.outputs]
+    results = [digests.tensor(f"{tensor.op.name}:{tensor.value_index}", nodes, known) for tensor in graph.outputs]
     # what is done for its effect alone
-    controls = sorted(found.node(operation.name, nodes, known) for operation in graph.control_outputs)
+    controls = sorted(digests.node(operation.name, nodes, known) for operation in graph.control_outputs)
     return _digest("function", results, controls, repr(function.structured_outputs), version)
 
 
@@ -90,7 +90,7 @@ class _Graph:
                 stack.pop()
                 continue
             node = nodes[at]
-            missing = [one for one in (_node_of(text) for text in node.input) if one not in known]
+            missing = [source for source in map(_node_of, node.input) if source not in known]
             if missing:
                 stack += missing
                 continue
@@ -125,7 +125,7 @@ class _Graph:
         if kind == "tensor":
             return _array_digest(tf.make_ndarray(value.tensor))
         if kind == "list":
-            inside = [self.function(one.name) for one in value.list.func]
+            inside = [self.function(function.name) for function in value.list.func]
             if inside:
                 return _digest("functions", inside)
         return _digest(kind, value.SerializeToString(deterministic=True).hex())
@@ -136,11 +136,11 @@ class _Graph:
             return _digest("op", name)
         if name not in self._functions:
             self._functions[name] = "recursive"
-            one = self._library[name]
-            nodes = {node.name: node for node in one.node_def}
-            known = {arg.name: _digest("argument", index) for index, arg in enumerate(one.signature.input_arg)}
-            results = [self.tensor(one.ret[arg.name], nodes, known) for arg in one.signature.output_arg]
-            controls = sorted(self.node(target, nodes, known) for target in one.control_ret.values())
+            definition = self._library[name]
+            nodes = {node.name: node for node in definition.node_def}
+            known = {arg.name: _digest("argument", index) for index, arg in enumerate(definition.signature.input_arg)}
+            results = [self.tensor(definition.ret[arg.name], nodes, known) for arg in definition.signature.output_arg]
+            controls = sorted(self.node(target, nodes, known) for target in definition.control_ret.values())
             self._functions[name] = _digest("function", results, controls)
         return self._functions[name]
 
@@ -188,10 +188,10 @@ def of_graph(graph: Any, version: str = "") -> str:
     Raises:
         InvalidError: see `of_function`.
     """
-    found = _Graph({one.signature.name: one for one in graph.library.function}, version)
+    digests = _Graph({function.signature.name: function for function in graph.library.function}, version)
     nodes = {node.name: node for node in graph.node}
     known: dict[str, str] = {}
-    results = [found.node(node.name, nodes, known) for node in graph.node if node.op == "_Retval"]
+    results = [digests.node(node.name, nodes, known) for node in graph.node if node.op == "_Retval"]
     return _digest("graph", results, version)
 
 
@@ -231,10 +231,10 @@ def _python_function(token: str) -> Callable[..., Any] | None:
     try:
         from tensorflow.python.ops import script_ops
 
-        found = script_ops._py_funcs._funcs[token]
+        registered = script_ops._py_funcs._funcs[token]
     except (ImportError, AttributeError, KeyError):
         return None
-    inner = getattr(found, "_func", found)  # that of an eager function
+    inner = getattr(registered, "_func", registered)  # that of an eager function
     return inner if callable(inner) else None
 
 
@@ -262,18 +262,18 @@ class _Code:
         if id(value) in seen:
             return "recursive"
         if isinstance(value, types.CodeType):
-            constants = [self.digest(one, seen) for one in value.co_consts]
+            constants = [self.digest(item, seen) for item in value.co_consts]
             return _digest("code", value.co_code.hex(), constants, list(value.co_names), list(value.co_varnames))
         if isinstance(value, type(None) | bool | int | float | complex | str | bytes):
             return _digest(type(value).__name__, repr(value))
         if isinstance(value, np.ndarray | np.generic):
             return _array_digest(np.asarray(value))
         if isinstance(value, tuple | list):
-            return _digest(type(value).__name__, [self.digest(one, seen) for one in value])
+            return _digest(type(value).__name__, [self.digest(item, seen) for item in value])
         if isinstance(value, set | frozenset):  # their order is that of this process alone
-            return _digest("set", sorted(self.digest(one, seen) for one in value))
+            return _digest("set", sorted(self.digest(item, seen) for item in value))
         if isinstance(value, dict):
-            pairs = [[self.digest(key, seen), self.digest(one, seen)] for key, one in value.items()]
+            pairs = [[self.digest(key, seen), self.digest(item, seen)] for key, item in value.items()]
             return _digest("dict", sorted(pairs))
         seen = seen | {id(value)}
         if inspect.ismethod(value):
@@ -283,14 +283,17 @@ class _Code:
             return self._function(value, seen)  # a decorator's: what it decorates is in its closure
         partial = [getattr(value, name, None) for name in ("func", "args", "keywords")]
         if callable(partial[0]):
-            return _digest("partial", [self.digest(one, seen) for one in partial])
+            return _digest("partial", [self.digest(item, seen) for item in partial])
         kind = type(value)
-        own = vars(value) if hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType) else {}
-        whole = self._state or not (called or callable(value))
+        attributes = (
+            vars(value) if hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType) else {}
+        )
+        counted = self._state or not (called or callable(value))
         state = {
-            name: one
-            for name, one in own.items()
-            if (whole and (_plain(one) or isinstance(one, tuple))) or (callable(one) and not isinstance(one, type))
+            name: item
+            for name, item in attributes.items()
+            if (counted and (_plain(item) or isinstance(item, tuple)))
+            or (callable(item) and not isinstance(item, type))
         }
         named = isinstance(value, type | types.ModuleType)
         words = value.__name__ if named else f"{kind.__module__}.{kind.__qualname__}"
@@ -317,8 +320,8 @@ class _Code:
         used: dict[str, Any] = {}
         for name in _names(code):
             value = function.__globals__.get(name)
-            own = isinstance(value, types.FunctionType) and value.__module__ == function.__module__
-            if own or isinstance(value, tuple | types.SimpleNamespace | argparse.Namespace) or _plain(value):
+            of_module = isinstance(value, types.FunctionType) and value.__module__ == function.__module__
+            if of_module or isinstance(value, tuple | types.SimpleNamespace | argparse.Namespace) or _plain(value):
                 used[name] = value
         cells: dict[str, Any] = {}
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -327,7 +330,7 @@ class _Code:
             except ValueError:  # not bound yet
                 continue
         inner = [code, function.__defaults__, function.__kwdefaults__, used, cells]
-        return _digest("python", [self.digest(one, seen) for one in inner])
+        return _digest("python", [self.digest(item, seen) for item in inner])
 
 
 def _plain(value: Any) -> bool:
@@ -341,23 +344,23 @@ def _plain(value: Any) -> bool:
 
 def _names(code: types.CodeType) -> set[str]:
     """Give the global names that a function and the functions inside of it use."""
-    found = set(code.co_names)
-    for one in code.co_consts:
-        if isinstance(one, types.CodeType):
-            found |= _names(one)
-    return found
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names(constant)
+    return names
 
 
 def _array_digest(value: Any) -> str:
     array = np.asarray(value)
-    whole = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
+    digest = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
     if array.dtype.kind == "O":
-        for one in array.ravel():
-            data = one.encode() if isinstance(one, str) else one if isinstance(one, bytes) else repr(one).encode()
-            whole.update(b"%d\0" % len(data) + data)
+        for text in array.ravel():
+            data = text.encode() if isinstance(text, str) else text if isinstance(text, bytes) else repr(text).encode()
+            digest.update(b"%d\0" % len(data) + data)
     else:
-        whole.update(np.ascontiguousarray(array).tobytes())
-    return whole.hexdigest()
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def _digest(*parts: Any) -> str:

@@ -31,7 +31,7 @@ class _Folder(Source):
         heads: list[bytes] = []  # of the names of each folder: what they have in common at their begin
         tails: list[bytes] = []  # ... and at their end
         first, middles, lengths, classes = [0], list[bytes](), array("q"), list[int]()
-        whole, names_alone = hashlib.sha256(), hashlib.sha256()
+        dated, names_alone = hashlib.sha256(), hashlib.sha256()
         self.class_names = _class_names(path) if labels else []
         numbers = {name: number for number, name in enumerate(self.class_names)}
         others: Counter[str] = Counter()
@@ -48,7 +48,7 @@ class _Folder(Source):
             for entry, name in zip(entries, names, strict=True):
                 state = _state(entry)
                 names_alone.update(b"%s/%s\0%d\0" % (os.fsencode(within), name, state.st_size))
-                whole.update(b"%d\0" % state.st_mtime_ns)
+                dated.update(b"%d\0" % state.st_mtime_ns)
             middles.append(b"".join(name[len(head) : len(name) - len(tail)] for name in names))
             lengths.extend(len(name) - len(head) - len(tail) for name in names)
             first.append(first[-1] + len(names))
@@ -66,9 +66,9 @@ class _Folder(Source):
         }
         self._heads, self._tails, self._middles = heads, tails, b"".join(middles)
         self._samples = len(lengths)
-        whole.update(names_alone.digest())
+        dated.update(names_alone.digest())
         described = (pattern, labels, self.class_names)  # a folder without files shifts the labels of others
-        self._contents, self._digest = digest_of(names_alone, *described), digest_of(whole, *described)
+        self._contents, self._digest = digest_of(names_alone, *described), digest_of(dated, *described)
         self.words = f"folder {path}: {self._samples:,} files{self.left_out and f'; {self.left_out}'}"
 
     samples = property(lambda self: self._samples)
@@ -92,7 +92,7 @@ class _Folder(Source):
 
         at = self._tensors
         folder = tf.searchsorted(at["first"], numbers, side="right") - 1
-        begin, end = (tf.cast(tf.gather(at["offset"], one), tf.int64) for one in (numbers, numbers + 1))
+        begin, end = (tf.cast(tf.gather(at["offset"], index), tf.int64) for index in (numbers, numbers + 1))
         heads, tails = (tf.gather(at[name], folder) for name in ("heads", "tails"))
         return heads, begin, end - begin, tails, tf.gather(at["label"], folder)
 

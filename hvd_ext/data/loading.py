@@ -71,7 +71,7 @@ class Loader:
             number, place, numbers = work[0], work[1], work[2:]
             count = tf.size(numbers, tf.int64)
 
-            def one(at: tf.Tensor, stored: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            def load_at(at: tf.Tensor, stored: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
                 sample, here = tf.nest.map_structure(lambda column: tf.gather(column, at), (numbers, located))
                 values = [value[None] for value in elements.components(converted(here))]
                 return at + 1, stored + native.insert(store.cache, sample[None], values, number, place + at)
@@ -80,7 +80,7 @@ class Loader:
             with tf.device("CPU:0"):
                 located, zero = locate(numbers), tf.constant(0, tf.int64)
                 begun = (zero, zero)
-                return tf.while_loop(lambda at, _: at < count, one, begun, parallel_iterations=threads)[1]
+                return tf.while_loop(lambda at, _: at < count, load_at, begun, parallel_iterations=threads)[1]
 
         self._many = tf.function(many, autograph=False).get_concrete_function(tf.TensorSpec([None], tf.int64))
         _loaders[store.cache] = self
@@ -111,7 +111,7 @@ class Loader:
     def _wait(self, load: int, numbers: np.ndarray[Any, Any], first: int, parts: int) -> None:
         rows, missing, _ = self._lookup(numbers, wait=True)
         there = np.setdiff1d(np.arange(len(numbers)), missing)
-        self._give_rows(load, there + first, [one[there] for one in rows])
+        self._give_rows(load, there + first, [row[there] for row in rows])
         for place in missing.tolist():
             self._load(load, numbers[place : place + 1], parts, first + place)
 
@@ -121,13 +121,13 @@ class Loader:
             batch, missing, pending = native.lookup(
                 self._store.cache, tf.constant(numbers), elements.dtypes, elements.counts, wait=wait
             )
-        return [one.numpy() for one in batch], missing.numpy(), pending.numpy()
+        return [component.numpy() for component in batch], missing.numpy(), pending.numpy()
 
     def _give_rows(self, load: int, places: np.ndarray[Any, Any], rows: Rows) -> None:
         if not len(places):
             return
         records, nbytes = self._elements.records(rows)
-        at, sizes = (one.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)) for one in (places, nbytes))
+        at, sizes = (column.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)) for column in (places, nbytes))
         native.call("hvd_ext_cache_give", load, at, len(places), records, sizes)
 
     def _load(self, load: int, numbers: np.ndarray[Any, Any], parts: int, first: int = 0) -> None:

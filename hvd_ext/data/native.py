@@ -179,9 +179,9 @@ def about(path: str | os.PathLike[str]) -> About:
     Raises:
         InvalidError: it is no such file, or of another version.
     """
-    found = About()
-    call("hvd_ext_cache_about", os.fsencode(path), ctypes.byref(found))
-    return found
+    seen = About()
+    call("hvd_ext_cache_about", os.fsencode(path), ctypes.byref(seen))
+    return seen
 
 
 @libraries.once
@@ -254,7 +254,7 @@ def epoch_order(
 
     positions = tf.convert_to_tensor(positions, tf.int64)
     numbers, seeds = ops().hvd_ext_epoch_order(
-        *(tf.cast(one, tf.int64) for one in (positions, seed, epoch, samples, parts)), shuffle=shuffle
+        *(tf.cast(value, tf.int64) for value in (positions, seed, epoch, samples, parts)), shuffle=shuffle
     )
     if not tf.executing_eagerly():
         numbers.set_shape(positions.shape)
@@ -382,7 +382,9 @@ def insert(
     import tensorflow as tf
 
     numbers = tf.convert_to_tensor(numbers, tf.int64)
-    return ops().hvd_ext_cache_insert(numbers, *(tf.cast(one, tf.int64) for one in (cache, load, place)), list(values))
+    return ops().hvd_ext_cache_insert(
+        numbers, *(tf.cast(value, tf.int64) for value in (cache, load, place)), list(values)
+    )
 
 
 def read_range(

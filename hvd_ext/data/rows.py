@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,11 +97,27 @@ def is_sparse_of_scipy(value: Any) -> bool:
     return scipy is not None and bool(scipy.issparse(value))
 
 
-def number(rows: Any) -> int:
-    """Give the number of rows of what `of` has made; 0 for a scalar."""
-    if isinstance(rows, tf.RaggedTensor):
-        return int(rows.nrows())
-    return int(rows.shape[0]) if len(rows.shape) else 0
+def number(arrays: Sequence[Any], subject: str) -> int:
+    """Give the number of rows that all arrays have, each of which `of` has made; 0 for scalars.
+
+    Args:
+        arrays: some arrays.
+        subject: whose arrays they are, for messages.
+
+    Raises:
+        InvalidError: there are no arrays, or they have unequal numbers of rows.
+    """
+    numbers = set(map(_number, arrays))
+    if len(numbers) != 1:
+        words = ", ".join(map(str, sorted(numbers))) or "no arrays"
+        raise InvalidError(f"{subject} must have the same number of rows; they have {words}")
+    return numbers.pop()
+
+
+def _number(array: Any) -> int:
+    if isinstance(array, tf.RaggedTensor):
+        return int(array.nrows())
+    return int(array.shape[0]) if len(array.shape) else 0
 
 
 def spec(rows: Any, count: int | None) -> Any:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
-from hvd_ext.data.batches import every, is_batched, is_py_dataset, number_of_batches, part_of
+import numpy as np
+import tensorflow as tf
+
+from hvd_ext.data import rows
+from hvd_ext.data.batches import is_batched, is_py_dataset, number_of_batches, part_of, part_of_items
+from hvd_ext.data.settings import Remainder, check_division, check_enough, check_whole
+from hvd_ext.data.steps import Steps, untuned
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, process_sets
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
     from hvd_ext.job.process_sets import ProcessSet
 
-Remainder = Literal["drop", "repeat", "uneven"]
-REMAINDERS = get_args(Remainder)
 # The number of elements that shuffle=True holds for a data set: a few batches, small enough for large pictures.
 BUFFER = 1024
 
@@ -128,7 +130,7 @@ def shard(
     if not settings["own"]:
         consensus.check_same("shard", [{"the number of elements": length} for length in lengths])
     if kind == _GENERATOR:
-        return every(data, job.rank, job.size, remainder == "drop")
+        return part_of_items(data, job.rank, job.size, remainder == "drop")
     if kind == _PY_DATASET:
         return _part(data, lengths, job.rank, settings)
     if kind == _ARRAYS and shuffle:
@@ -141,23 +143,15 @@ def shard(
 
 
 def _check(settings: dict[str, Any]) -> None:
-    for name, least in (("batch_size", 0), ("steps", 1)):
-        value = settings[name]
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise InvalidError(f"shard: {name} ({value!r}): must be a whole number from {least}, or None")
+    check_whole("shard: batch_size", settings["batch_size"], 0, optional=True)
+    check_division("shard: ", settings)
     shuffle = settings["shuffle"]
     if not isinstance(shuffle, int) or shuffle < 0:
         raise InvalidError(f"shard: shuffle ({shuffle!r}): must be True, False or a number of elements")
-    if settings["remainder"] not in REMAINDERS:
-        raise InvalidError(f"shard: remainder ({settings['remainder']!r}): must be one of {', '.join(REMAINDERS)}")
-    if settings["remainder"] == "uneven" and settings["steps"] is not None:
-        raise InvalidError("shard: steps: cannot be given with remainder='uneven', where every element is seen once")
 
 
 def _kind(data: Any) -> tuple[str, Any]:
     """Give the kind of the data, and the data, with lists of arrays made tuples."""
-    import tensorflow as tf
-
     if isinstance(data, tf.data.Dataset):
         return _DATA_SET, data
     if is_py_dataset(data):
@@ -168,8 +162,6 @@ def _kind(data: Any) -> tuple[str, Any]:
 
 
 def _rows(value: Any) -> Any:
-    from hvd_ext.data import rows
-
     if not hasattr(value, "shape"):
         raise InvalidError(
             f"shard: data ({_short(value)}): must be arrays, a tf.data.Dataset, a keras.utils.PyDataset or a generator"
@@ -211,11 +203,11 @@ def _part(data: Any, lengths: list[int], rank: int, settings: dict[str, Any]) ->
     """Give this rank's batches of a `PyDataset`."""
     size, remainder, steps = len(lengths), settings["remainder"], settings["steps"]
     own, length = settings["own"], lengths[rank]
-    finite = [one for one in lengths if one >= 0]
+    finite = [length for length in lengths if length >= 0]
     if own and 0 in finite and remainder != "uneven":
         raise InvalidError(f"shard: rank {lengths.index(0)} has no batches of its own; each rank needs at least one")
-    if not own and 0 <= length < size and remainder != "uneven":
-        raise InvalidError(f"shard: {length} batches cannot be divided among {size} ranks; each needs at least one")
+    if not own and length >= 0:
+        check_enough(f"shard: {length} batches", length, size, remainder)
     if steps is not None:
         number = steps
     elif own:
@@ -238,22 +230,12 @@ def _evened_length(finite: list[int], remainder: str) -> int:
 
 def _length(data: Any, count: bool) -> int | None:
     """Give the number of elements: None where it is unknown, -1 for infinitely many."""
-    import tensorflow as tf
-
-    from hvd_ext.data import rows
-
     if is_py_dataset(data):
         return number_of_batches(data)
     if isinstance(data, Iterator):
         return None
     if not isinstance(data, tf.data.Dataset):
-        lengths = {rows.number(array) for array in tf.nest.flatten(data)}
-        if len(lengths) != 1:
-            raise InvalidError(
-                "shard: the arrays must have the same number of rows; they have "
-                f"{', '.join(map(str, sorted(lengths))) or 'no arrays'}"
-            )
-        return lengths.pop()
+        return rows.number(tf.nest.flatten(data), "shard: the arrays")
     known = int(data.cardinality())
     if known == tf.data.INFINITE_CARDINALITY:
         return -1
@@ -266,13 +248,9 @@ def _divided(
     data: Any, length: int | None, rank: int, size: int, settings: dict[str, Any]
 ) -> tuple[tf.data.Dataset, int | None]:
     """Give this rank's elements and their number: None where it is unknown, -1 for infinitely many."""
-    import numpy as np
-    import tensorflow as tf
-
-    from hvd_ext.data import rows
-
     remainder = settings["remainder"]
-    _check_enough(length, size, remainder)
+    if length is not None and length >= 0:
+        check_enough(f"shard: {length} elements", length, size, remainder)
     if not isinstance(data, tf.data.Dataset):
         assert length is not None
         numbers = np.arange(rank, _total(length, size, remainder), size) % max(length, 1)
@@ -288,19 +266,12 @@ def _divided(
     return part, len(range(rank, total, size))
 
 
-def _check_enough(length: int | None, size: int, remainder: str) -> None:
-    if length is not None and 0 <= length < size and remainder != "uneven":
-        raise InvalidError(f"shard: {length} elements cannot be divided among {size} ranks; each needs at least one")
-
-
 def _total(length: int, size: int, remainder: str) -> int:
     return {"drop": length // size, "repeat": -(-length // size)}[remainder] * size if remainder != "uneven" else length
 
 
 def _groups(data: tf.data.Dataset, rank: int, size: int, remainder: str) -> tf.data.Dataset:
     """Divide a data set of unknown length by groups of one for each rank; "drop" drops a smaller last group."""
-    import tensorflow as tf
-
     if remainder == "uneven":
         return data.shard(size, rank)
     if remainder == "repeat":
@@ -311,8 +282,8 @@ def _groups(data: tf.data.Dataset, rank: int, size: int, remainder: str) -> tf.d
 
     def of_this_rank(*windows: Any) -> tf.data.Dataset:
         group = windows if len(windows) > 1 else windows[0]
-        whole = group if isinstance(group, tf.data.Dataset) else tf.data.Dataset.zip(group)
-        return whole.skip(rank).take(1)
+        elements = group if isinstance(group, tf.data.Dataset) else tf.data.Dataset.zip(group)
+        return elements.skip(rank).take(1)
 
     return data.window(size, drop_remainder=True).flat_map(of_this_rank)
 
@@ -321,8 +292,6 @@ def _evened(
     data: Any, lengths: list[int | None], rank: int, settings: dict[str, Any]
 ) -> tuple[tf.data.Dataset, int | None]:
     """Give this rank's own elements, as many as the others use, and their number."""
-    import tensorflow as tf
-
     part = data if isinstance(data, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(data)
     total = _evened_elements(lengths, rank, settings)
     if total is None or total < 0 or settings["steps"] is not None or settings["remainder"] == "uneven":
@@ -341,17 +310,11 @@ def _evened_elements(lengths: list[int | None], rank: int, settings: dict[str, A
 
 
 def _shuffled_arrays(data: Any, lengths: list[Any], rank: int, settings: dict[str, Any]) -> tf.data.Dataset:
-    """Give the batches of arrays in the order of `hvd_ext.data.order`; their rows are copied batch by batch."""
-    import numpy as np
-    import tensorflow as tf
-
-    from hvd_ext.data import rows
-    from hvd_ext.data.steps import Steps, untuned
-
+    """Give the batches of arrays, each epoch in an order of its own; their rows are copied batch by batch."""
     own, size, remainder = settings["own"], len(lengths), settings["remainder"]
     elements = _evened_elements(lengths, rank, settings) if own else None
     if not own:
-        _check_enough(lengths[0], size, remainder)
+        check_enough(f"shard: {lengths[0]} elements", lengths[0], size, remainder)
     steps = Steps(
         "shard",
         lengths[rank],
@@ -391,8 +354,6 @@ def _shuffled_arrays(data: Any, lengths: list[Any], rank: int, settings: dict[st
 
 
 def _batches(part: tf.data.Dataset, length: int | None, settings: dict[str, Any], shuffling: dict[str, int]) -> Any:
-    import tensorflow as tf
-
     batch_size, steps = settings["batch_size"], settings["steps"]
     if shuffling:
         part = part.shuffle(**shuffling)
@@ -414,8 +375,6 @@ def _batches(part: tf.data.Dataset, length: int | None, settings: dict[str, Any]
 
 def _of_text(array: Any) -> Any:
     """Make text bytes, as TensorFlow has it; `tf.numpy_function` would take ASCII only."""
-    import numpy as np
-
     return np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
 
 
@@ -437,15 +396,11 @@ def _shuffling(length: int | None, rank: int, settings: dict[str, Any]) -> dict[
 
 def _tuples(data: Any) -> Any:
     """Make lists of arrays tuples, and lists of numbers arrays: TensorFlow takes each list for one array."""
-    import tensorflow as tf
-
-    from hvd_ext.data import rows
-
     if isinstance(data, Mapping):
-        return {name: _tuples(one) for name, one in data.items()}
+        return {name: _tuples(value) for name, value in data.items()}
     if not isinstance(data, list | tuple):
         return data
-    if data and all(isinstance(one, Real) for one in tf.nest.flatten(data)):
+    if data and all(isinstance(value, Real) for value in tf.nest.flatten(data)):
         return rows.dense(data, "shard: data")
     while data and data[-1] is None:  # fit takes (x, y, None) for data without weights
         data = data[:-1]

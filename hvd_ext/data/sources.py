@@ -101,8 +101,8 @@ def local_path(kind: str, path: Any) -> str:
     except TypeError:
         raise InvalidError(f"{kind} ({path!r}): must be a path") from None
     text = os.fsdecode(text)
-    scheme, found, _ = text.partition("://")
-    if found and scheme.isalnum():
+    scheme, separator, _ = text.partition("://")
+    if separator and scheme.isalnum():
         raise InvalidError(
             f"{kind} ({text}): must be on a local or mounted file system; for others give the cache an array of paths "
             "and read them in load, with tf.io.read_file"

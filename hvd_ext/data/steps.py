@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_ext.data import native, order, position
+from hvd_ext.data import native
+from hvd_ext.data.cursor import MARK, DataCursor
 from hvd_ext.errors import InvalidError
 from hvd_ext.tensorflow.ops import plain
 
@@ -18,13 +19,12 @@ Read = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Any]
 
 
 class Steps:
-    """The steps of each epoch of some samples, on one rank; `position` tells each iterator where it begins.
+    """The steps of each epoch of some samples, on one rank.
 
     Attributes:
         number: the number of steps in an epoch, always the same.
         rows: the number of samples in each step, or None where it varies.
-        parts: the number of parts of the order (`hvd_ext.data.order`); a checkpoint that is restored may change it.
-        on_begin: is called when an iterator is about to give its first element.
+        cursor: where the next iterator begins, and how the order is divided.
     """
 
     def __init__(
@@ -65,27 +65,17 @@ class Steps:
         """
         if parts is not None and not 1 <= parts <= max(1, samples):
             raise InvalidError(f"{name}: parts ({parts!r}): must be a whole number from 1 to {samples}, the samples")
-        self.name, self.samples, self.batch_size, self.rank, self.size = name, samples, batch_size, rank, size
-        self.shuffle, self.seed, self.drop_remainder = shuffle, seed, drop_remainder
-        self.parts = size if parts is None else parts
-        self.shared = elements is None
-        self.rows = batch_size if steps is not None or drop_remainder else None
-        self.begun = position.Begun()
-        self.on_begin: Callable[[], None] = lambda: None
+        self._samples, self._batch_size, self._rank, self._size = samples, batch_size, rank, size
+        self._shuffle, self._seed, self._drop_remainder = shuffle, seed, drop_remainder
         self._remainder, self._steps, self._elements = remainder, steps, elements
-        self._own = self._own_of(self.parts)
-        self.number = self._number_of(self._own)
+        self.rows = batch_size if steps is not None or drop_remainder else None
+        parts = size if parts is None else parts
+        self._planned = self._elements_of(parts)
+        self.number = self._number_of(self._planned)
+        kept = {"samples": samples, "samples of a step": batch_size * size, "seed": seed}
+        self.cursor = DataCursor(name, self.number, parts, kept if elements is None else None, rank)
 
-    def dataset(self) -> tf.data.Dataset:
-        """Give a data set of all steps of an epoch; each iterator is one for the next epoch.
-
-        Returns:
-            A data set of (numbers, seeds): int64 [n], and int32 [n, 2], the samples' seeds in this epoch.
-        """
-        spec = tf.TensorSpec([self.rows], tf.int64), tf.TensorSpec([self.rows, 2], tf.int32)
-        return self.batches(lambda numbers, seeds, _: (numbers, seeds), spec)
-
-    def batches(self, read: Read, spec: Any) -> tf.data.Dataset:
+    def batches(self, read: Read, spec: Any, begin: Callable[[], object] = lambda: None) -> tf.data.Dataset:
         """Give a data set of the batches of all steps of an epoch; each iterator is one for the next epoch.
 
         In place of the batches that are skipped, because an earlier job has trained on them, the first one that is
@@ -94,18 +84,29 @@ class Steps:
         Args:
             read: gives the batch of a step, in a graph.
             spec: `tf.TensorSpec` of a batch, and of each part of it.
+            begin: called when an iterator is about to give its first element.
         """
+
+        def begun() -> np.ndarray:
+            begin()
+            first, skipped, parts = self.cursor.begin()
+            elements = self._elements_of(parts)
+            if self._number_of(elements) != self.number:  # Keras knows the number of steps already
+                elements = self._planned
+            return np.array([first, skipped, parts, elements], np.int64)
+
+        def start(_: tf.Tensor) -> tf.Tensor:
+            return tf.ensure_shape(tf.numpy_function(begun, [], tf.int64), _BEGUN.shape)
 
         def of(begun: tf.Tensor) -> tf.data.Dataset:
             # not `unstack`: TensorFlow's optimizer crashes where the number of repetitions is not an op's first output
-            first, skipped, parts, own = (begun[place] for place in range(4))
+            first, skipped, parts, elements = (begun[place] for place in range(4))
 
             def batch(step: tf.Tensor) -> Any:
-                return read(*self._samples_of(step, parts, own), parts)
+                return read(*self._samples_of(step, parts, elements), parts)
 
             def repeated(step: tf.Tensor) -> tf.data.Dataset:
-                one = tf.data.Dataset.from_tensors(tuple(tf.nest.flatten(batch(step))))
-                return _as(spec, one).repeat(skipped)
+                return _as(spec, tf.data.Dataset.from_tensors(tuple(tf.nest.flatten(batch(step))))).repeat(skipped)
 
             # The last step may be smaller, and random numbers that are drawn behind for each sample would be others.
             like = first + skipped - tf.cast(tf.equal(skipped, self.number - 1), tf.int64)
@@ -113,43 +114,52 @@ class Steps:
             steps = tf.data.Dataset.range(first + skipped, first + self.number)
             return unneeded.concatenate(_mapped(steps, batch, spec))
 
-        dataset = _flat_mapped(_mapped(tf.data.Dataset.range(1), self._begin, _BEGUN), of, spec)
+        dataset = _flat_mapped(_mapped(tf.data.Dataset.range(1), start, _BEGUN), of, spec)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.number))
-        setattr(dataset, position.MARK, self)
+        setattr(dataset, MARK, self.cursor)
         return dataset
 
-    def _begin(self, _: tf.Tensor) -> tf.Tensor:
-        """Ask where the iterator begins that is about to give its first element, in a graph."""
+    def _samples_of(self, step: tf.Tensor, parts: tf.Tensor, elements: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Give the numbers and seeds of the samples of a step, which is counted through all epochs.
 
-        def begin() -> np.ndarray:
-            self.on_begin()
-            first, skipped = position.begin(self)
-            own = self._own_of(self.parts)
-            if self._number_of(own) != self.number:  # Keras knows the number of steps already
-                own = self._own
-            return np.array([first, skipped, self.parts, own], np.int64)
-
-        return tf.ensure_shape(tf.numpy_function(begin, [], tf.int64), _BEGUN.shape)
-
-    def _samples_of(self, step: tf.Tensor, parts: tf.Tensor, own: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Give the numbers and seeds of the samples of a step, which is counted through all epochs."""
-        epoch, first = step // self.number, step % self.number * self.batch_size
-        count = self.batch_size if self._steps is not None else tf.minimum(first + self.batch_size, own) - first
-        mine = (first + tf.range(count, dtype=tf.int64)) % own
-        places = (mine * self.size + self.rank) % self.samples
-        numbers, seeds = native.epoch_order(places, self.seed, epoch, self.samples, parts, shuffle=self.shuffle)
+        Args:
+            step: int64 [].
+            parts: of the order, int64 [].
+            elements: the number of this rank's samples in an epoch, int64 [].
+        """
+        epoch, first = step // self.number, step % self.number * self._batch_size
+        count = self._batch_size if self._steps is not None else tf.minimum(first + self._batch_size, elements) - first
+        mine = (first + tf.range(count, dtype=tf.int64)) % elements
+        places = (mine * self._size + self._rank) % self._samples
+        numbers, seeds = native.epoch_order(places, self._seed, epoch, self._samples, parts, shuffle=self._shuffle)
         return tf.ensure_shape(numbers, [self.rows]), tf.ensure_shape(seeds, [self.rows, 2])
 
-    def _own_of(self, parts: int) -> int:
+    def _elements_of(self, parts: int) -> int:
         """Give the number of this rank's samples in an epoch."""
         if self._elements is not None:
             return self._elements
-        return len(range(self.rank, order.used(self.samples, parts, self.size, self._remainder), self.size))
+        return len(range(self._rank, used(self._samples, parts, self._size, self._remainder), self._size))
 
-    def _number_of(self, own: int) -> int:
+    def _number_of(self, elements: int) -> int:
         if self._steps is not None:
             return self._steps
-        return own // self.batch_size if self.drop_remainder else -(-own // self.batch_size)
+        return elements // self._batch_size if self._drop_remainder else -(-elements // self._batch_size)
+
+
+def used(samples: int, parts: int, size: int, remainder: str) -> int:
+    """Give the number of positions that an epoch uses; those from `samples` on stand for the first ones again.
+
+    Args:
+        samples: the number of samples.
+        parts: the number of parts.
+        size: the number of ranks.
+        remainder: "drop", "repeat" or "uneven", as `hvd_ext.shard` takes it.
+    """
+    if remainder == "uneven":
+        return samples
+    if remainder == "drop":
+        return samples // parts * parts // size * size
+    return -(-(-(-samples // parts) * parts) // size) * size
 
 
 def untuned() -> tf.data.Options:
@@ -158,9 +168,9 @@ def untuned() -> tf.data.Options:
     Its tuning thread sleeps for longer and longer. An iterator that is dropped wakes it before it says that it has
     ended; where processors are busy the thread looks at once, sleeps on, and the epoch's end waits for seconds.
     """
-    found = tf.data.Options()
-    found.autotune.enabled = False
-    return found
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return options
 
 
 def _mapped(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], Any], spec: Any) -> tf.data.Dataset:
@@ -212,15 +222,15 @@ def _made(op: Callable[..., tf.Tensor], dataset: tf.data.Dataset, function: Any,
         input_dataset=tf.data.experimental.to_variant(dataset),
         other_arguments=function.captured_inputs,
         f=function,
-        output_types=[one.dtype for one in flat],
-        output_shapes=[one.shape for one in flat],
+        output_types=[part.dtype for part in flat],
+        output_shapes=[part.shape for part in flat],
         **more,
     )
     return tf.data.experimental.from_variant(made, spec)
 
 
 def _of_tensors(spec: Any) -> bool:
-    return all(isinstance(one, tf.TensorSpec) for one in tf.nest.flatten(spec))
+    return all(isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(spec))
 
 
 def _as(spec: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:

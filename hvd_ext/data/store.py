@@ -88,9 +88,9 @@ def nbytes_of(value: int | str | None, what: str, share_of: Callable[[], int] | 
 
 def free_memory() -> int:
     """Give the bytes that the host can give without pressing others: what is left to the cgroup and to the machine."""
-    found = ctypes.c_int64()
-    native.call("hvd_ext_cache_free_memory", None, ctypes.byref(found))
-    return found.value
+    nbytes = ctypes.c_int64()
+    native.call("hvd_ext_cache_free_memory", None, ctypes.byref(nbytes))
+    return nbytes.value
 
 
 def folder_of(disk: str | os.PathLike[str], name: str, fingerprint: str) -> Path:
@@ -146,21 +146,16 @@ class Found:
 
     def nbytes(self) -> int:
         """Give the bytes that it takes, of the disk or of memory."""
-        files = [one for one in self.path.iterdir() if one.is_file()] if self.path.is_dir() else [self.path]
-        total = 0
-        for one in files:
-            with contextlib.suppress(OSError):
-                total += one.stat().st_blocks * 512
-        return total
+        return sum(state.st_blocks * 512 for state in self._states())
 
     def changed(self) -> float:
         """Give the time of its last change, in seconds since 1970."""
-        files = self.path.iterdir() if self.path.is_dir() else [self.path]
-        times = [0.0]
-        for one in files:
+        return max((state.st_mtime for state in self._states()), default=0.0)
+
+    def _states(self) -> Iterator[os.stat_result]:
+        for file in self.path.iterdir() if self.path.is_dir() else [self.path]:
             with contextlib.suppress(OSError):
-                times.append(one.stat().st_mtime)
-        return max(times)
+                yield file.stat()
 
     def records(self) -> tuple[int, int] | None:
         """Give the numbers of its records and of its samples; None if the file cannot be read."""
@@ -272,9 +267,9 @@ class Store:
 
     def address(self) -> list[int]:
         """Give where this process's memory can be mapped, as a list that JSON can hold."""
-        found = native.Address()
-        native.call("hvd_ext_cache_memory_address", self.cache, ctypes.byref(found))
-        return [found.pid, found.fd, found.capacity, *found.token]
+        address = native.Address()
+        native.call("hvd_ext_cache_memory_address", self.cache, ctypes.byref(address))
+        return [address.pid, address.fd, address.capacity, *address.token]
 
     def share(self, addresses: Sequence[Sequence[int]]) -> int:
         """Map the first memory that this process can map, in place of its own.
@@ -285,18 +280,18 @@ class Store:
         Returns:
             The place of the one that was taken; -1: the store keeps its own.
         """
-        given = (native.Address * len(addresses))(
-            *(native.Address(one[0], one[1], one[2], (one[3], one[4])) for one in addresses)
+        memories = (native.Address * len(addresses))(
+            *(native.Address(address[0], address[1], address[2], (address[3], address[4])) for address in addresses)
         )
         taken = ctypes.c_int64()
-        native.call("hvd_ext_cache_share", self.cache, given, len(addresses), ctypes.byref(taken))
+        native.call("hvd_ext_cache_share", self.cache, memories, len(addresses), ctypes.byref(taken))
         return taken.value
 
     def statistics(self) -> dict[str, int]:
         """Give what this process has done, and what the places hold; tf_ops/cache/store.h has the words."""
-        found = native.Statistics()
-        native.call("hvd_ext_cache_statistics", self.cache, ctypes.byref(found))
-        return {name: getattr(found, name) for name, _ in native.Statistics._fields_}
+        statistics = native.Statistics()
+        native.call("hvd_ext_cache_statistics", self.cache, ctypes.byref(statistics))
+        return {name: getattr(statistics, name) for name, _ in native.Statistics._fields_}
 
     def tell_warnings(self) -> None:
         """Log what the store warns of, each text once; the first rank of a host warns, the others inform."""
@@ -329,13 +324,13 @@ class Store:
             "memory_records", "memory_bytes", "memory_damaged", and the same of the disk.
         """
 
-        def told(done: int, total: int) -> int:
+        def answer(done: int, total: int) -> int:
             if progress is not None:
                 progress(done, total)
             return 1
 
         counts = (ctypes.c_int64 * 6)()
-        native.call("hvd_ext_cache_verify", self.cache, native.PROGRESS(told), counts)
+        native.call("hvd_ext_cache_verify", self.cache, native.PROGRESS(answer), counts)
         names = [f"{place}_{what}" for place in ("memory", "disk") for what in ("records", "bytes", "damaged")]
         return dict(zip(names, counts, strict=True))
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from hvd_ext.data import fingerprint, native, store
 from hvd_ext.data.elements import Elements
+from hvd_ext.data.settings import check_whole
 from hvd_ext.errors import InvalidError
 
 # Ops that give something else in every pass.
@@ -72,8 +73,7 @@ def cached(
     """
     store.check_name(name)
     limit = store.nbytes_of(disk_limit, "disk_limit")
-    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        raise InvalidError(f"most ({most!r}): must be a whole number from 1")
+    check_whole("most", most, 1)
 
     def apply(dataset: tf.data.Dataset) -> tf.data.Dataset:
         graph = _graph_of(dataset)
@@ -118,10 +118,10 @@ class _Cached:
             numbered = tf.data.Dataset.zip((tf.data.Dataset.range(stored, tf.int64.max), others))
             return self._read(stored).concatenate(numbered.map(self._insert)).concatenate(self._ended(rest))
 
-        found = tf.data.Dataset.from_tensors(0).map(lambda _: self._state()).flat_map(of)
+        dataset = tf.data.Dataset.from_tensors(0).map(lambda _: self._state()).flat_map(of)
         if self._number is not None:
-            found = found.apply(tf.data.experimental.assert_cardinality(self._number))
-        return found
+            dataset = dataset.apply(tf.data.experimental.assert_cardinality(self._number))
+        return dataset
 
     def _state(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Give how many elements are stored, and how many of the others to read: -1 for all, 0 where none are left."""
@@ -140,17 +140,17 @@ class _Cached:
         elements = self._elements
 
         def look_up(numbers: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            found, missing, pending = native.lookup(self._store.cache, numbers, elements.dtypes, elements.counts)
+            stored_rows, missing, pending = native.lookup(self._store.cache, numbers, elements.dtypes, elements.counts)
             left = tf.concat([missing, pending], 0)
 
             def fetched() -> list[tf.Tensor]:
                 rows = tf.numpy_function(self._fetch, [tf.gather(numbers, left)], elements.dtypes)
                 return [
                     tf.tensor_scatter_nd_update(all_, left[:, None], tf.ensure_shape(row, [None, count]))
-                    for all_, row, count in zip(found, rows, elements.counts, strict=True)
+                    for all_, row, count in zip(stored_rows, rows, elements.counts, strict=True)
                 ]
 
-            rows = tf.cond(tf.equal(tf.size(left), 0), lambda: found, fetched)
+            rows = tf.cond(tf.equal(tf.size(left), 0), lambda: stored_rows, fetched)
             return tuple(tf.ensure_shape(row, [None, count]) for row, count in zip(rows, elements.counts, strict=True))
 
         numbers = tf.data.Dataset.range(stored).batch(_LOOKED_UP)

@@ -43,7 +43,7 @@ class Manifest(BaseModel):
         variables: path, dtype and shape of the variables of the model and of its optimizers.
         own: the paths of those variables of which some rank has other values than rank 0.
         states: the owners in `hvd_ext.state`, of all ranks.
-        data: how the shuffled data of `fit` are divided, by their names (`hvd_ext.data.position`).
+        data: how the shuffled data of `fit` are divided, by their names (`hvd_ext.data.cursor`).
         swapped: whether weights and their moving averages had changed places (`keras.callbacks.SwapEMAWeights`).
         model: the name of the model's file.
         files: the files of all ranks; a rank's disk need not have those of the others.

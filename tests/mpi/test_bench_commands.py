@@ -29,14 +29,14 @@ def test_each_part_of_a_step_is_left_out_and_the_rest_is_trained(tmp_path: Path)
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn with its digits")
 def test_all_contestants_train_the_same_and_are_measured(tmp_path: Path) -> None:
     sizes = ["--width", "16", "--batch", "8", "--steps", "3", "--repetitions", "2", "--warmup", "1"]
-    options = ["--ranks", "2", "--algorithms", "ring,torus2d,horovod,multiworker", "--model", "cnn"]
+    options = ["--ranks", "2", "--algorithms", "ring,torus2d,horovod,multiworker", "--model", "mlp"]
     kept, shown = bench(tmp_path, "training", *sizes, *options, forked=True)
     rows = {row["algorithm"]: row for row in kept["rows"]}
     theirs = [*(["horovod"] if HOROVOD else []), *(["multiworker"] if TF_KERAS else [])]
     assert list(rows) == ["compute", "ring", *theirs]
     assert rows["compute"]["correct"] is None
     for name, row in rows.items():
-        assert (row["ranks"], row["hosts"], row["ranks_per_host"], row["model"]) == (2, 1, [2], "cnn")
+        assert (row["ranks"], row["hosts"], row["ranks_per_host"], row["model"]) == (2, 1, [2], "mlp")
         assert len(row["samples"]) == 3
         assert 0 < row["step_seconds_min"] <= row["step_seconds_median"]
         assert row["samples_per_second"] == pytest.approx(16 / row["step_seconds_median"])

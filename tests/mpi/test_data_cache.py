@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 
 from hvd_ext.cluster.spec import Spec
-from hvd_ext.data import native, order
+from hvd_ext.data import native
+from tests import epoch_order as order
 from tests.mpi import cached, jobs
 from tests.mpi.faulty import left_of, running
 

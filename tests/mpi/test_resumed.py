@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvd_ext.data import order
 from hvd_ext.state import arrays, folder, manifest
+from tests import epoch_order as order
 from tests.mpi import jobs
 from tests.ranks.topk_jobs import gradients
 from tests.ranks.training import model, values

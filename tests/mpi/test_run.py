@@ -141,8 +141,11 @@ def test_a_rank_that_is_killed_or_leaves_without_a_result_is_named_with_its_last
         hvd.run(goes, ("leaves",), np=2)
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "the program is killed"])
-@pytest.mark.parametrize("joined", [True, False], ids=["after init", "before init"])
+@pytest.mark.parametrize(
+    ("end", "joined"),
+    [(signal.SIGINT, True), (signal.SIGKILL, False)],
+    ids=["ctrl-c after init", "the program is killed before init"],
+)
 def test_no_process_of_a_job_outlives_its_program(end: signal.Signals, joined: bool, tmp_path: Path) -> None:
     program = f"""
         import hvd_ext as hvd

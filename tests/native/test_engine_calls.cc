@@ -15,6 +15,8 @@ void ReduceEverywhere(int size, Rows (*rows)(int, int), int64_t window, int64_t 
     const int64_t plan = AddPlan(engine, rows(rank, size));
     for (DType dtype : kReducible) {
       for (ReduceOp op : kReduceOps) {
+        // Kernels know nothing of transports: each dtype meets one op.
+        if (ShowsLess() && static_cast<size_t>(op) != static_cast<size_t>(dtype) % std::size(kReduceOps)) continue;
         for (int64_t elements : {0, 1, size - 1, size + 1, 97}) {
           CallSpec spec = AllreduceSpec("x", plan, elements, dtype, op);
           spec.segment_nbytes = segment_nbytes;

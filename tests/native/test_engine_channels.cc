@@ -23,6 +23,7 @@ std::vector<int64_t> Shuffled(int seed) {
 TEST("channel: steps of several buckets reduce all tensors, submitted in any order, also while steps before run") {
   for (int size : Sizes(8)) {
     for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
+      if (ShowsLess() && op == ReduceOp::kSum) continue;
       Config config = QuickConfig();
       config.window = 1 + size % 4;
       Engines engines(size, config);

@@ -5,12 +5,15 @@
 namespace hvd_ext::test {
 namespace {
 
+// Under sanitizers each test runs over one of the arenas.
 TEST("shared memory: the engine's tests pass") {
-  Again(MakeHostTransports<kRoomyArena>, {"engine: ", "channel: ", "leave: ", "stop: "});
+  Again(MakeHostTransports<kRoomyArena>, {"engine: ", "leave: ", "stop: "});
+  if (!IsSanitized()) Again(MakeHostTransports<kRoomyArena>, {"channel: "});
 }
 
 TEST("shared memory: the engine's tests pass where hardly anything fits into it") {
-  Again(MakeHostTransports<kSmallArena>, {"engine: ", "channel: "});
+  Again(MakeHostTransports<kSmallArena>, {"channel: "});
+  if (!IsSanitized()) Again(MakeHostTransports<kSmallArena>, {"engine: "});
 }
 
 // Calls an allreduce, and makes progress meanwhile. Returns whether the call ended on this thread.

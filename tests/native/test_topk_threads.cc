@@ -10,9 +10,11 @@ constexpr int64_t kElements = 540003;  // so many that kernels divide the work
 TEST("top-k: the number of threads does not show in the answer") {
   TopKScratch scratch;
   for (const char* name : {"constant", "the tail"}) {
+    if (IsSanitized() && name == std::string("constant")) continue;
     const std::vector<uint32_t> x = Input(kFloat32, name, kElements);
     for (topk::Misled misled : {topk::Misled::kNot, topk::Misled::kLow, topk::Misled::kHigh}) {
       for (int64_t k : {kElements / 1000, kElements / 2}) {
+        if (IsSanitized() && misled != topk::Misled::kNot && k == kElements / 2) continue;
         const With with(topk::BestPath(), misled);
         const std::vector<TopKSegment> segments = {{0, kElements, k}};
         const auto alone = Run({}, kFloat32, x.data(), segments, nullptr, false, &scratch);

@@ -14,7 +14,7 @@ from hvd_ext.errors import InvalidError, MismatchError
 from tests.ranks.compare import assert_close, assert_equal
 from tests.ranks.training import assert_same_bits_on_all_ranks, data, joined, model, values
 
-pytestmark = pytest.mark.ranks(1, 2)
+pytestmark = pytest.mark.ranks(2)
 
 ROWS, BATCH = 8, 4
 STEPS = ROWS // BATCH

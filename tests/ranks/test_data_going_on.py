@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.keras.checkpoint.callback import Checkpoint
+from hvd_ext.keras.checkpoint.callback import Checkpoint, newest
+from hvd_ext.state import manifest
 from tests.ranks.compare import assert_equal
 from tests.ranks.test_checkpoint import Crash, CrashError
 from tests.ranks.training import assert_same_bits_on_all_ranks, everything, fill
@@ -64,12 +65,13 @@ def shared(tmp_path: Path) -> Path:
     return Path(hvd.broadcast_object(str(tmp_path / "job")))
 
 
+def shuffled() -> tf.data.Dataset:
+    """Divide and shuffle samples."""
+    return hvd.shard(samples((BATCH * STEPS + 1) * hvd.size() - 1), BATCH, shuffle=True, seed=3)
+
+
 def test_stopped_in_the_middle_of_an_epoch_shuffled_training_goes_on_bit_for_bit(shared: Path) -> None:
-    """With steps_per_epoch too: tests/unit/data/test_position.py."""
-
-    def shuffled() -> tf.data.Dataset:
-        return hvd.shard(samples((BATCH * STEPS + 1) * hvd.size() - 1), BATCH, shuffle=True, seed=3)
-
+    """With steps_per_epoch too: tests/unit/data/test_cursor.py."""
     whole = fit(shuffled(), *hvd.callbacks.synchronized([]))
     rows = np.concatenate(whole.seen)
     assert set(rows % hvd.size()) == {hvd.rank()}  # the same part in every epoch
@@ -83,6 +85,20 @@ def test_stopped_in_the_middle_of_an_epoch_shuffled_training_goes_on_bit_for_bit
     assert resumed.seen == whole.seen[STEPS + 2 :]
     assert_equal(everything(resumed), everything(whole))
     assert_same_bits_on_all_ranks(resumed.weights)
+
+    # in a loop of one's own too, whose checkpoints keep the same of the data
+    checkpoint, data = Checkpoint(shared), shuffled()
+    checkpoint.set_model(Recorded())
+    assert checkpoint.restore() == (3, 0)
+    next_epoch = [batch[:, 0].astype(int).tolist() for batch, _ in data.as_numpy_iterator()]
+    kept, size = manifest.read(newest(shared)).data, hvd.size()
+    of_shard = {"parts": size, "samples": 11 * size - 1, "samples of a step": BATCH * size, "seed": 3}
+    assert kept == {"shard": of_shard}
+    checkpoint.save(4)
+    assert manifest.read(newest(shared)).data == kept
+    longer = Recorded()
+    longer.fit(shuffled(), initial_epoch=3, epochs=4, verbose=0, callbacks=hvd.callbacks.synchronized([]))
+    assert next_epoch == longer.seen
 
 
 def test_arrays_of_text_and_of_ones_own_are_shuffled_too() -> None:

@@ -1,4 +1,4 @@
-"""Starting, stopping and starting again; ranks and hosts; what belongs to an earlier life is refused."""
+"""Starting, stopping and starting again; what belongs to an earlier life is refused."""
 
 from __future__ import annotations
 
@@ -17,12 +17,6 @@ from hvd_ext.tensorflow.gradients import registration
 from tests.ranks.numbers import total, values
 
 pytestmark = pytest.mark.ranks(1, 2)
-
-
-def test_ranks_are_numbered_and_all_are_on_this_host(rank: int, size: int) -> None:
-    assert hvd.allgather_object(rank) == list(range(size))
-    assert (hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()) == (rank, size, 0, 1)
-    assert hvd.is_homogeneous()
 
 
 def test_init_again_changes_nothing(rank: int) -> None:

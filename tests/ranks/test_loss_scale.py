@@ -151,8 +151,6 @@ HALF = hvd.TopK(0.5, min_elements=1, momentum_correction=False)
     ("optimizer", "topk", "eager"),
     [
         ("scaled", None, True),
-        ("scaled", None, False),
-        ("scaled", HALF, True),
         ("scaled", HALF, False),
         ("adam", HALF, True),
         ("adam", HALF, False),

@@ -40,7 +40,7 @@ from tests.ranks.training import (
     values,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ranks(2, 3)]  # one rank plans nothing
 
 FEW = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")
 

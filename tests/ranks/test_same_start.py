@@ -90,7 +90,7 @@ WAYS: dict[str, tuple[Callable[..., Callable[[], Any]], dict[str, Any]]] = {
     "apply_gradients in a function": (functools.partial(in_loop, traced=True), {}),
     "train_on_batch, accumulation": (by_batch, {"backward_passes_per_step": 2}),
     "train_on_batch, loss scale": (by_batch, {"scaled": True}),
-    "fit, TopK": (by_fit, {"compression": hvd.TopK(min_elements=1)}),
+    "train_on_batch, TopK": (by_batch, {"compression": hvd.TopK(min_elements=1)}),
 }
 
 

@@ -17,7 +17,7 @@ from hvd_ext.job import runtime
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow.collectives import sparse
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ranks(1, 2)
 
 ROWS, WIDTH = 11, 3
 _names = (f"table{number}" for number in itertools.count())

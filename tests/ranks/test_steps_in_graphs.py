@@ -21,7 +21,8 @@ ELEMENTS = 3
 
 def counted(step: Callable[..., Any], count: int) -> tuple[int, int, dict[str, int]]:
     """Trace a step of small gradients; give the operations and edges beside the arguments, and our ops by type."""
-    graph = tf.function(step).get_concrete_function(*[tf.TensorSpec((ELEMENTS,), tf.float32)] * count).graph
+    arguments = [tf.TensorSpec((ELEMENTS,), tf.float32)] * count
+    graph = tf.function(step, autograph=False).get_concrete_function(*arguments).graph
     operations = [one for one in graph.get_operations() if one.type != "Placeholder"]
     edges = sum(len(one.inputs) + len(one.control_inputs) for one in operations)
     ours = [one.type for one in operations if one.type.startswith("HvdExt>")]

@@ -21,7 +21,8 @@ from hvd_ext.job import runtime
 from hvd_ext.keras.optimizers.optimizer import channels
 from tests.ranks.conftest import LAUNCHED_SIZE
 
-pytestmark = pytest.mark.slow
+# a majority or a quorum of two ranks is one or both
+pytestmark = [pytest.mark.slow, pytest.mark.ranks(1, 3)]
 
 several = pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="nobody is late")
 

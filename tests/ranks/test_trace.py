@@ -25,7 +25,7 @@ from hvd_ext.trace import merge, rounds, summary
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.numbers import total, values
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ranks(1, 2)
 
 several = pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="nobody is late")
 

@@ -25,6 +25,8 @@ from tests.ranks.training import (
     values,
 )
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 ROWS, BATCH = 12, 4
 
 

@@ -49,21 +49,18 @@ HOW: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "momentum": (lambda: SGD(0.1, 0.9), {}),
     "clipping, decay and EMA": (lambda: AdamW(0.01, 0.1, use_ema=True, global_clipnorm=0.1), {}),
     "accumulation": (lambda: SGD(0.1, gradient_accumulation_steps=2), {}),
-    "top-k until": (
-        lambda: SGD(0.1, 0.9),
+    "top-k until, with a loss scale": (
+        lambda: keras.optimizers.LossScaleOptimizer(SGD(0.1, 0.9)),
         {"compression": hvd.TopK(0.3, momentum_correction=True, until=3)},
     ),
-    "delay": (lambda: SGD(0.1), {"delay": 1}),
-    "LARS": (lambda: hvd.optimizers.LARS(0.5, 0.9), {}),
+    "LARS with a delay": (lambda: hvd.optimizers.LARS(0.5, 0.9), {"delay": 1}),
     "a loss scale too large, then one that grows": (
         lambda: keras.optimizers.LossScaleOptimizer(SGD(0.1), initial_scale=1e38, dynamic_growth_steps=2),
         {},
     ),
-    "a fixed loss scale": (lambda: SGD(0.1, loss_scale_factor=1e6), {"compression": hvd.Compression.fp16}),
-    "partial rounds": (lambda: SGD(0.1), {"sync": "quorum", "quorum": LAUNCHED_SIZE}),
-    "top-k with a loss scale": (
-        lambda: keras.optimizers.LossScaleOptimizer(SGD(0.1)),
-        {"compression": hvd.TopK(0.3)},
+    "a fixed loss scale, in partial rounds": (
+        lambda: SGD(0.1, loss_scale_factor=1e6),
+        {"compression": hvd.Compression.fp16, "sync": "quorum", "quorum": LAUNCHED_SIZE},
     ),
     "sparse gradients": (lambda: SGD(0.1), {}),
 }

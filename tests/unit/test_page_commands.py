@@ -24,16 +24,16 @@ PAGES = sorted(
 
 # page -> the test that runs its Python blocks, all of them
 BLOCKS = {
-    "README.md": "tests/ranks/test_readme.py",
+    "README.md": "tests/ranks/test_pages.py",
     "docs/buckets.md": "tests/ranks/test_replanning.py",
     "docs/data.md": "tests/ranks/test_data_page.py",
     "docs/gpu.md": "tests/ranks/test_gpu_machines.py",
     "docs/launch.md": "tests/mpi/test_run.py",
-    "docs/optimizers.md": "tests/ranks/test_optimizers_page.py",
+    "docs/optimizers.md": "tests/ranks/test_pages.py",
     "docs/saving.md": "tests/unit/state/test_page.py",
-    "docs/stragglers.md": "tests/ranks/test_stragglers_page.py",
+    "docs/stragglers.md": "tests/ranks/test_pages.py",
     "docs/topk.md": "tests/ranks/test_topk_page.py",
-    "docs/training.md": "tests/ranks/test_training_page.py",
+    "docs/training.md": "tests/ranks/test_pages.py",
 }
 BLOCKS_NOT_RUN = {
     "docs/cluster.md": "its job is a file of the reader's; tests/mpi/test_cluster.py makes the same calls",
@@ -50,8 +50,8 @@ HERE = (
 )
 # commands -> the test that runs the same program, on less data or fewer ranks where they take long
 ELSEWHERE = {
-    "python train.py": "tests/ranks/test_readme.py",
-    "mpirun -np 2 --oversubscribe python train.py": "tests/ranks/test_readme.py",
+    "python train.py": "tests/ranks/test_pages.py",
+    "mpirun -np 2 --oversubscribe python train.py": "tests/ranks/test_pages.py",
     "python -m hvd_ext plan --topology *": "tests/unit/topology/test_read.py",
     "python -m hvd_ext simulate --*": "tests/unit/planning/test_simulate_command.py",
     "mpirun -np * python -m hvd_ext doctor": "tests/mpi/test_doctor.py",

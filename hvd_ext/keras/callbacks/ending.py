@@ -1,14 +1,16 @@
 """The ends of epochs and of `fit` where steps do not wait for all ranks, or return their results one step late.
 
-And the begins: data with an order of their own are told the epoch (`hvd_ext.data.position`).
+And the begins: data with an order of their own get the epoch (`hvd_ext.data.cursor`).
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-from hvd_ext.data import position
+from hvd_ext.data.cursor import begin_epoch, begin_validation
 from hvd_ext.keras.callbacks import base
+from hvd_ext.keras.checkpoint.skipping import before_reading
 from hvd_ext.keras.optimizers import models
 from hvd_ext.keras.optimizers.catching_up import accumulated, catch_up, end_together
 from hvd_ext.keras.optimizers.wrapper import Distributed
@@ -22,8 +24,8 @@ class EndTogether(base.Callback):
     that no gradient is left over; this needs a number of steps that Keras knows, and a `fit` that is not stopped
     before. With delay=1, the last result is applied at the end, also of a `fit` that is stopped.
 
-    It must be the first of the callbacks. Where steps wait for all ranks, it only tells the data of `fit` the epoch, so
-    that shuffled data have the order of this epoch.
+    It must be the first of the callbacks. Where steps wait for all ranks, it only passes the epoch to the data of
+    `fit`, so that shuffled data have the order of this epoch.
     """
 
     works_on_batches = True
@@ -33,13 +35,9 @@ class EndTogether(base.Callback):
         self._under_way = self._last = False
         self._partial: list[Distributed] = []
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Tell the data that a `fit` begins."""
-        position.train_begins()
-
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Note whether it is the last epoch, and tell the data which it is."""
-        position.epoch_begins(self, epoch)
+        """Note whether it is the last epoch, and pass it to the data."""
+        before_reading(self.model, functools.partial(begin_epoch, epoch=epoch, batches=self.params.get("steps")))
         self._under_way = True
         self._last = epoch + 1 == self.params.get("epochs")
         self._partial = _optimizers(self.model, "partial")
@@ -58,7 +56,7 @@ class EndTogether(base.Callback):
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """End the epoch before its validation."""
-        position.validation_begins()
+        before_reading(self.model, begin_validation, "test_function")
         self._end()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -66,9 +64,8 @@ class EndTogether(base.Callback):
         self._end()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Apply the last result of a `fit` that was stopped, and tell the data that it has ended."""
+        """Apply the last result of a `fit` that was stopped."""
         self._catch_up()
-        position.train_ends()
 
     def _end(self) -> None:
         if not self._under_way:

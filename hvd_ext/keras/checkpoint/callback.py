@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -17,11 +18,11 @@ import keras
 import numpy as np
 
 from hvd_ext import state
-from hvd_ext.data import position
+from hvd_ext.data.cursor import Cursors, DataCursor, begin_epoch, begin_validation
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, runtime
 from hvd_ext.keras.checkpoint import callback_states, model_state
-from hvd_ext.keras.checkpoint.skipping import Skipping
+from hvd_ext.keras.checkpoint.skipping import Skipping, before_reading
 from hvd_ext.keras.checkpoint.store import Store
 from hvd_ext.keras.hooks import Hooks
 from hvd_ext.keras.optimizers.models import optimizers
@@ -132,6 +133,7 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
         self._watch = watched.Watch(self.signals, self._fits)
         self._store: Store | None = None
         self._skipping: Skipping | None = None
+        self._data: Cursors | None = None  # that `fit` reads
         self._epoch = self._step = self._first_step = 0
         self._unsaved = 0
         # the callbacks of `fit`, and the state of the random generators when its epoch began
@@ -173,7 +175,7 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
         self._store.restore(*found)
         if found[1].swapped:
             self._store.swap_back(())
-        position.resume_at(found[1].epoch)
+        self._data, DataCursor.loop = None, Cursors(found[1].data, found[1].epoch)
         return found[1].epoch, found[1].step
 
     def save(self, epoch: int, step: int = 0, reason: str = "asked for") -> None:
@@ -191,7 +193,8 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
         if self._store is None:
             self._store = Store(self.model, self._directory, self.keep, self._arguments())
         began = self._began if step else {}
-        asked = self._store.save(epoch, step, reason, self._watch.seen, self._beside, began)
+        data = (DataCursor.loop if self._data is None else self._data).get()
+        asked = self._store.save(epoch, step, reason, self._watch.seen, data, self._beside, began)
         self._unsaved = 0
         if asked and self.stopped_by is None:
             self._stop(asked)
@@ -201,17 +204,15 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
         from hvd_ext.keras.callbacks import base  # the package has this class too
 
         base.refuse_plain(self.model)
-        position.train_begins()
         self.stopped_by = None
-        self._beside = callback_states.beside(self)
-        first = position.fit_arguments(self).get("initial_epoch", 0)
+        self._beside, self._data = callback_states.beside(self), Cursors()
+        first = self._fit_of(sys._getframe()).get("initial_epoch", 0)
         begin = self._go_on(first)
         self._step, self._unsaved = self._first_step, 0
         self._next_ask = self._interval = 1
         if begin != first:  # `fit` reads it after this hook; Keras' own BackupAndRestore sets it too
             self.model._initial_epoch = begin
         if begin >= self.params["epochs"]:
-            position.restore({})  # what a checkpoint says of data was for this `fit`
             return
         self._agree_on_signals()
         if not self._watch.start():
@@ -222,17 +223,22 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Skip the batches of the first epoch that are done."""
         self.model._initial_epoch = None  # a later `fit` begins where it is told to
+        skipped = 0
         if self._store is not None:
             # after this callback's on_train_begin another one may have broadcast rank 0's variables
             self._store.restore_own()
             self._store.restore_callbacks(self._beside)
             if epoch == self._epoch and self._first_step:
                 self._store.replay()
-                self._skipping = Skipping(self.model, self._first_step, self._store.replayed)
+                skipped = self._first_step
             else:
                 self._store.forget()
+        read = functools.partial(self._begin_epoch, epoch, skipped)
+        if skipped and self._store is not None:
+            self._skipping = Skipping(self.model, skipped, read, self._store.replayed)
+        else:
+            before_reading(self.model, read)
         _here[self._directory.absolute()].trained = epoch + 1
-        position.epoch_begins(self, epoch, 0 if self._skipping is None else self._skipping.left)
         self._began = model_state.random_state()
         self._epoch, self._step, self._first_step = epoch, 0, 0
         self._asked_s = time.monotonic()
@@ -243,7 +249,6 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
         if self._skipping is not None:
             if not self._skipping.left:
                 self._skipping = None
-                position.nothing_to_skip()
                 if self._store is not None:  # callbacks have counted the batches that were skipped
                     self._store.restore_callbacks(self._beside)
             return
@@ -256,15 +261,14 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
             self.save(self._epoch, self._step, asked or f"{self._unsaved} batches")
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Tell the data that validation begins."""
-        position.validation_begins()
+        """Let validation count its iterators by themselves."""
+        before_reading(self.model, begin_validation, "test_function")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Save if it is time."""
         if self._skipping is not None:
             self._skipping.end()
             self._skipping = None
-            position.nothing_to_skip()
         if self._store is not None:
             self._store.forget()  # or the next epoch would begin with the checkpoint's state
         if self.stopped_by is not None:
@@ -276,8 +280,7 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Give signals their former handlers back."""
         self.model._initial_epoch = None
-        position.train_ends()
-        self._beside, self._began = [], {}
+        self._beside, self._began, self._data = [], {}, None
         self._watch.stop()
         if self.stopped_by is None:
             _here.setdefault(self._directory.absolute(), _Here()).seen = self._watch.seen
@@ -321,6 +324,7 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
                 self._tell(logging.WARNING, words, path.name)
             return epochs
         self._store.restore(path, saved)
+        self._data = Cursors(saved.data)
         self._epoch, self._first_step = saved.position
         if self._was_stopped(self._store):
             return epochs
@@ -411,8 +415,18 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
 
     def _fits(self, frame: FrameType | None) -> bool:
         """Tell whether a frame was called by `fit` of our model."""
+        return bool(self._fit_of(frame))
+
+    def _fit_of(self, frame: FrameType | None) -> dict[str, Any]:
+        """Give the local variables of the `fit` of our model that has called a frame; empty where there is none."""
         while frame is not None:
             if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is self.model:
-                return True
+                return frame.f_locals
             frame = frame.f_back
-        return False
+        return {}
+
+    def _begin_epoch(self, epoch: int, skipped: int, iterator: Any) -> None:
+        """Let the data that `fit` is about to read begin with an epoch, divided as they were when it was saved."""
+        for cursor in begin_epoch(iterator, epoch, self.params.get("steps"), skipped):
+            if self._data is not None:
+                self._data.add(cursor)

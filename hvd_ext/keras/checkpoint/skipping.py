@@ -1,4 +1,4 @@
-"""Skipping the batches of an epoch that an earlier job has trained on: they are read, and nothing is trained."""
+"""What stands in for a model's step: at its first call in an epoch, and while batches are skipped."""
 
 from __future__ import annotations
 
@@ -11,26 +11,49 @@ import keras
 _LOG = logging.getLogger("hvd_ext")
 
 
+def before_reading(model: Any, read: Callable[[Any], object], function: str = "train_function") -> None:
+    """Have a function called before the training step, or that of validation, reads from its iterator.
+
+    Args:
+        model: of any Keras, whose `fit` is about to begin an epoch or its validation.
+        read: is called with the iterator.
+        function: the attribute of the model that has the step.
+    """
+    step = getattr(model, function, None)
+    if step is None:  # a `fit` of the user's own
+        return
+
+    def first(iterator: Any) -> Any:
+        setattr(model, function, step)
+        read(iterator)
+        return step(iterator)
+
+    setattr(model, function, first)
+
+
 def skips(model: Any) -> bool:
     """Tell whether a model of any Keras reads its coming batch and does not train on it."""
     return isinstance(getattr(getattr(model, "train_function", None), "__self__", None), Skipping)
 
 
 class Skipping:
-    """Stands in for a model's training step until a number of batches has been read."""
+    """Stands in for a model's training step until the batches that an earlier job has trained on have been read."""
 
-    def __init__(self, model: keras.Model, batches: int, then: Callable[[], None]) -> None:
+    def __init__(
+        self, model: keras.Model, batches: int, read: Callable[[Any], object], then: Callable[[], None]
+    ) -> None:
         """Replace the training step of a model whose `fit` is about to begin an epoch.
 
         Args:
             model: the model.
             batches: the number of batches to skip.
+            read: called before the first of them, with the iterator.
             then: called after the last of them. The metrics have their variables by then, unless a training step of the
                 user's own keeps Keras from making them.
         """
         self._model = model
-        self._left = batches
-        self._then = then
+        self._batches = self._left = batches
+        self._read, self._then = read, then
         self._step = model.train_function
         model.train_function = self._skip
 
@@ -51,6 +74,8 @@ class Skipping:
             self._left = 0
 
     def _skip(self, iterator: Any) -> dict[str, Any]:
+        if self._left == self._batches:
+            self._read(iterator)
         for _ in range(min(self._left, getattr(self._model, "steps_per_execution", 1) or 1)):
             batch = next(iterator)
             self._left -= 1

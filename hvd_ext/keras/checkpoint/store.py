@@ -20,7 +20,6 @@ import tensorflow as tf
 
 import hvd_ext
 from hvd_ext import state
-from hvd_ext.data import position
 from hvd_ext.errors import CheckpointError, HvdExtError, InvalidError
 from hvd_ext.job import consensus, runtime
 from hvd_ext.keras.checkpoint import callback_states, model_state, optimizer_states
@@ -84,6 +83,7 @@ class Store:
         step: int,
         reason: str,
         signal: str | None,
+        data: dict[str, dict[str, int]],
         callbacks: Sequence[Any] = (),
         began: Mapping[str, np.ndarray] | None = None,
     ) -> str | None:
@@ -94,6 +94,7 @@ class Store:
             step: the number of its batches that are done.
             reason: for the log and the manifest.
             signal: a signal that this rank has got, or None.
+            data: how the data are divided, of rank 0, by their names (`hvd_ext.data.cursor`).
             callbacks: those of `fit`, whose state is saved.
             began: the state of the random generators when the epoch began, if batches of it are done.
 
@@ -106,7 +107,7 @@ class Store:
         """
         start_s = time.monotonic()
         written, others = model_state.variables(self._model)
-        about = {"position": {"epoch": epoch, "step": step}, "signal": signal, "id": uuid.uuid4().hex}
+        about = {"position": {"epoch": epoch, "step": step}, "signal": signal, "id": uuid.uuid4().hex, "data": data}
 
         def mine() -> dict[str, Any]:
             sums = [crc for _, crc in layers.checksums(layers.stateful(self._model))]
@@ -137,7 +138,7 @@ class Store:
                 variables=model_state.described([*written, *others]),
                 own=[written[index].path for index in sorted({i for each in differing for i in each})],
                 states=sorted({owner for answer in entries for owner in answer["states"]}),
-                data=entries[0]["data"],
+                data=answers[0]["data"],
                 swapped=any(getattr(callback, "_ema_weights_in_model", False) for callback in callbacks),
                 model=files[0].name,
                 files=files,
@@ -199,7 +200,6 @@ class Store:
         self._load(path, found)
         alike = found.ranks == self._job.engine.size
         owned = {name.removeprefix(_OWNER): own for name, own in self._own.items() if name.startswith(_OWNER)}
-        position.restore(found.data)
         left = optimizer_states.restore(self._model, owned, path, found, _OWNER)
         if self._rank == 0:
             _LOG.info("%s: restored: epoch %d, batch %d", path.name, found.epoch, found.step)
@@ -325,7 +325,6 @@ class Store:
         return {
             "files": [file.model_dump() for file in files],
             "states": list(states),
-            "data": position.divided(),
             "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "versions": {
                 "hvd_ext": hvd_ext.__version__,

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_ext.data import native, order
+from hvd_ext.data import native
+from hvd_ext.data.steps import used
+from tests import epoch_order as order
 
 # seed, epoch, samples, parts, position -> the sample's number and its seed; tests/native/test_order.cc has the same
 GOLDEN = [
@@ -92,4 +94,4 @@ def test_the_op_gives_what_numpy_gives_also_in_functions_where_the_epoch_is_a_te
 def test_the_positions_in_use_follow_parts_and_ranks(
     samples: int, parts: int, size: int, remainder: str, wanted: int
 ) -> None:
-    assert order.used(samples, parts, size, remainder) == wanted
+    assert used(samples, parts, size, remainder) == wanted

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_ext.data import order, position
 from hvd_ext.data.steps import Steps
 from hvd_ext.errors import InvalidError
+from tests import epoch_order as order
 
 
 @functools.cache
 def dataset(steps: Steps) -> tf.data.Dataset:
     """Make the data set once: its graph takes most of the time."""
-    return steps.dataset()
+    return steps.batches(lambda numbers, *_: numbers, tf.TensorSpec([steps.rows], tf.int64))
 
 
 def taken(steps: Steps) -> list[list[int]]:
     """Give the numbers of the samples of each step of the next epoch."""
-    return [numbers.tolist() for numbers, _ in dataset(steps).as_numpy_iterator()]
+    return [numbers.tolist() for numbers in dataset(steps).as_numpy_iterator()]
 
 
 def flat(lists: Iterable[list[int]]) -> list[int]:
@@ -71,7 +71,7 @@ def test_steps_are_full_where_they_are_asked_for_and_begin_again_after_the_last_
     assert flat(first)[10:] == flat(first)[:6]
     assert sorted(flat(first)[:10]) == list(range(10))
     assert first != second
-    assert steps.dataset().element_spec[0].shape == (4,)
+    assert dataset(steps).element_spec.shape == (4,)
     few = Steps("x", 10, 4, shuffle=True, steps=1, seed=9)
     assert [taken(few), taken(few)] == [first[:1], second[:1]]
 
@@ -88,7 +88,7 @@ def test_the_last_smaller_step_may_be_left_out_and_uneven_ranks_share_every_samp
     assert flat(own)[3:] == flat(own)[:2]
 
 
-def test_the_first_step_that_is_needed_stands_in_for_those_that_nobody_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_step_that_is_needed_stands_in_for_those_that_nobody_needs() -> None:
     read: list[int] = []
 
     def look(numbers: np.ndarray) -> np.ndarray:
@@ -104,7 +104,7 @@ def test_the_first_step_that_is_needed_stands_in_for_those_that_nobody_needs(mon
     spec |= {"t": tf.TensorSpec([None], tf.string), "r": tf.RaggedTensorSpec([4, None], tf.float32)}
     steps = Steps("x", 20, 4, shuffle=True, drop_remainder=True)
     whole = order.numbers(np.arange(20), seed=0, epoch=0, samples=20).tolist()
-    monkeypatch.setattr(position, "begin", lambda _: (0, 3))
+    steps.cursor.set(0, skipped=3)
     found = list(steps.batches(batch, spec))
     needed = [whole[place : place + 4] for place in (12, 16)]
     assert [each["x"].numpy().tolist() for each in found] == [
@@ -117,13 +117,13 @@ def test_the_first_step_that_is_needed_stands_in_for_those_that_nobody_needs(mon
     assert sorted(read) == sorted(whole[12:] + needed[0])  # it is read once for all of them
 
 
-def test_a_smaller_last_step_stands_in_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_smaller_last_step_stands_in_for_no_other() -> None:
     steps = Steps("x", 18, 4)
-    monkeypatch.setattr(position, "begin", lambda _: (0, 4))
+    steps.cursor.set(0, skipped=4)
     assert taken(steps) == [[12, 13, 14, 15]] * 4 + [[16, 17]]
 
 
-def test_a_thousand_steps_that_nobody_needs_are_given_without_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_steps_that_nobody_needs_are_given_without_their_memory() -> None:
     read: list[int] = []
 
     def once(numbers: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
@@ -131,7 +131,7 @@ def test_a_thousand_steps_that_nobody_needs_are_given_without_their_memory(monke
         return tf.fill([128, 224, 224, 3], tf.ensure_shape(flag, []))
 
     steps = Steps("x", 1_281_167, 128, drop_remainder=True)
-    monkeypatch.setattr(position, "begin", lambda _: (0, 1000))
+    steps.cursor.set(0, skipped=1000)
     batches = iter(steps.batches(once, tf.TensorSpec([128, 224, 224, 3], tf.uint8)))
     first = next(batches)
     places = {np.asarray(first).ctypes.data, *(np.asarray(next(batches)).ctypes.data for _ in range(999))}
@@ -146,5 +146,5 @@ def test_parts_that_do_not_fit_are_refused_and_parts_of_an_earlier_job_leave_the
             Steps("x", 10, 2, parts=parts)
     steps = Steps("x", 103, 20)
     before = steps.number
-    steps.parts = 4  # uses 100 samples in 5 steps; Keras has been told 6
+    steps.cursor.set(0, parts=4)  # uses 100 samples in 5 steps; Keras has been told 6
     assert (before, len(taken(steps))) == (6, 6)

@@ -18,7 +18,7 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.tensorflow import norms
 from tests.unit.keras.layerwise import Lamb, Lars
 
-STEPS = 100
+STEPS = 50
 # the last two stay where they are excluded: a scalar, and weights that begin at 0
 SHAPES = {"dense/kernel": (40, 30), "dense/bias": (30,), "head/kernel": (7,), "scalar": (), "zeros": (5,)}
 BIASES = r"bias$"

@@ -1,11 +1,10 @@
-"""The order of an epoch in NumPy: which sample stands at which position, and with which seed.
+"""The order of an epoch in NumPy, for comparisons with `tf_ops/cache/order.cc`: samples and seeds by positions.
 
 Position p of an epoch lies in part k = p % parts, at place i = p // parts of it. Part k has the samples k, k + parts,
 k + 2 parts and so on, and is permuted in itself; so as many ranks as there are parts read their own parts in every
 epoch. The permutation is a Feistel network of eight rounds over the smallest power of four that holds the part, walked
 until its result lies in the part (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002); its mixer
-is the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). `tf_ops/cache/order.cc` has the same function; the
-tests compare both.
+is the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ def numbers(
     halves = half[(lengths > samples // parts).astype(np.int64)]
     states = _mixed(np.uint64(_epoch_state(seed, epoch)) ^ (parts_of.astype(np.uint64) + _number(2 * _GOLDEN)))
     keys = [_mixed(states + _number((index + 1) * _GOLDEN)) for index in range(_ROUNDS)]
-    found = places.astype(np.uint64)
-    outside = np.ones(found.shape, bool)
+    permuted = places.astype(np.uint64)
+    outside = np.ones(permuted.shape, bool)
     while np.any(outside):
-        found[outside] = _permuted(found[outside], halves[outside], [key[outside] for key in keys])
-        outside = found >= lengths.astype(np.uint64)
-    return np.asarray(parts_of + parts * found.astype(np.int64))
+        permuted[outside] = _permuted(permuted[outside], halves[outside], [key[outside] for key in keys])
+        outside = permuted >= lengths.astype(np.uint64)
+    return np.asarray(parts_of + parts * permuted.astype(np.int64))
 
 
 def seeds(samples: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
@@ -67,23 +66,6 @@ def seeds(samples: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
     words = _mixed(np.uint64(_epoch_state(seed, epoch)) ^ mixed)
     halves = np.stack([words & np.uint64(0xFFFFFFFF), words >> np.uint64(32)], axis=-1)
     return np.asarray(halves.astype(np.uint32).view(np.int32))
-
-
-def used(samples: int, parts: int, size: int, remainder: str) -> int:
-    """Give the number of positions that an epoch uses; those from `samples` on stand for the first ones again.
-
-    Args:
-        samples: the number of samples.
-        parts: the number of parts.
-        size: the number of ranks.
-        remainder: "drop", "repeat" or "uneven", as `hvd_ext.shard` takes it.
-    """
-    if remainder == "uneven":
-        return samples
-    if remainder == "drop":
-        return samples // parts * parts // size * size
-    whole = -(-samples // parts) * parts
-    return -(-whole // size) * size
 
 
 def _epoch_state(seed: int, epoch: int) -> int:
