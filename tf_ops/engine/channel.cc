@@ -209,7 +209,7 @@ Status Channel::Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::s
   *step = steps_.back();
   const Layout::Bucket& layout = current->layout->bucket(place.bucket);
   const bool last = current->queued == place.bucket && bucket.here + 1 == layout.tensors();
-  if (last && nbytes >= kEarlyNbytes && !layout.spec.sparse) {
+  if (last && nbytes >= kEarlyNbytes && !layout.spec.sparse && pool->OnHost()) {
     *arriving = std::make_shared<Arriving>(bucket.buffer, place.offset_nbytes, place.offset_nbytes + nbytes);
     QueueNext(*step, *arriving);
   }
@@ -220,10 +220,10 @@ void Channel::QueueNext(const std::shared_ptr<ChannelStep>& step, std::shared_pt
   const int64_t next = step->queued++;
   ++queued_;
   ++(*step->states)[static_cast<size_t>(next)].running;
-  full_.push_back({step, next, step->bucket(next).buffer, std::move(arriving)});
+  full_.push_back({step, next, step->bucket(next).buffer, std::move(arriving), step->bucket(next).input});
 }
 
-Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, int64_t* full) {
+Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, int64_t input, int64_t* full) {
   *full = 0;
   MutexLock lock(&mutex_);
   if (!failure_.ok()) return failure_;
@@ -239,6 +239,7 @@ Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor,
   int64_t filled = layout.place(tensor).bucket;
   ChannelStep::Bucket& bucket = step->bucket(filled);
   ++bucket.here;
+  bucket.input = std::max(bucket.input, input);
   if (IsOn(trace_)) {
     bool is_full = bucket.here == layout.bucket(filled).tensors();
     if (is_full && bucket.first_s >= 0)
@@ -333,9 +334,11 @@ void Channel::EndOne(ChannelStep* step, int64_t tensor, Deliver deliver, Deliver
   if (bucket.ended && bucket.collected == step->layout->bucket(place.bucket).tensors()) bucket.buffer.reset();
 }
 
-void Channel::EndBucket(ChannelStep* step, int64_t bucket, const Status& status, std::vector<Delivery>* ended) {
+void Channel::EndBucket(ChannelStep* step, int64_t bucket, const Status& status, std::shared_ptr<Buffer> result,
+                        std::vector<Delivery>* ended) {
   MutexLock lock(&mutex_);
   ChannelStep::Bucket& entry = step->bucket(bucket);
+  entry.buffer = std::move(result);
   entry.ended = true;
   entry.status = status;
   step->end_s = NowSeconds();

@@ -36,6 +36,7 @@ class Channel {
     int64_t bucket;
     std::shared_ptr<Buffer> buffer;
     std::shared_ptr<const Arriving> arriving;  // null: all have come
+    int64_t input;                             // the newest of the device's inputs that fill the buffer
   };
 
   // Throws std::bad_alloc.
@@ -72,22 +73,24 @@ class Channel {
   Status BeginStep(const std::optional<TopKStep>& topk, std::vector<Delivery>* ended, bool* lost)
       HVD_EXT_EXCLUDES(state_mutex_, mutex_);
 
-  // A submit is Reserve, the copy to `to`, then Arrive, which says how many more buckets are full. For each of them the
-  // engine's thread takes one with TakeFull. Where Reserve gives `arriving`, the tensor is large and the last that its
+  // A submit is Reserve, Core::Fill of `to`, then Arrive with its input, which says how many more buckets are full. For
+  // each of them the engine's thread takes one with TakeFull. Where Reserve gives `arriving`, the tensor is large and the last that its
   // bucket lacks: the bucket is full already, and the copy says how far it is.
   // All ranks must start their buckets in one order, which is that of
   // TakeFull: threads whose submits fill two buckets may tell the engine's thread so in either order.
   Status Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::shared_ptr<ChannelStep>* step, char** to,
                  std::shared_ptr<Arriving>* arriving) HVD_EXT_EXCLUDES(mutex_);
-  Status Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, int64_t* full) HVD_EXT_EXCLUDES(mutex_);
+  Status Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, int64_t input, int64_t* full)
+      HVD_EXT_EXCLUDES(mutex_);
   FullBucket TakeFull() HVD_EXT_EXCLUDES(mutex_);
 
   // Fills `delivery` and returns true where the collect ends at once; else it ends when its bucket does.
   bool Collect(int64_t tensor, int64_t ticket, Deliver deliver, Delivery* delivery) HVD_EXT_EXCLUDES(mutex_);
   // See Engine.
   Status GiveResult(int64_t tensor, const void* data, int64_t nbytes) HVD_EXT_EXCLUDES(mutex_);
-  void EndBucket(ChannelStep* step, int64_t bucket, const Status& status, std::vector<Delivery>* ended)
-      HVD_EXT_EXCLUDES(mutex_);
+  // `result`: the bucket's reduced tensors, in the host's memory.
+  void EndBucket(ChannelStep* step, int64_t bucket, const Status& status, std::shared_ptr<Buffer> result,
+                 std::vector<Delivery>* ended) HVD_EXT_EXCLUDES(mutex_);
 
   // `count` of the deliveries that EndBucket has given have been made.
   void Delivered(ChannelStep* step, int64_t count) HVD_EXT_EXCLUDES(mutex_);
@@ -174,6 +177,7 @@ struct ChannelStep {
   };
   struct Bucket {
     std::shared_ptr<Buffer> buffer;
+    int64_t input = 0;  // the newest that fills the buffer
     int64_t here = 0;
     int64_t collected = 0;
     double first_s = -1;  // when its first tensor came; only while a trace runs

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "engine/buffer_pool.h"
+#include "engine/device.h"
 #include "engine/engine.h"
 #include "engine/progress_role.h"
 #include "engine/stall.h"
@@ -26,7 +27,27 @@ struct Core {
         generation(g),
         rank(transport->rank()),
         size(transport->size()),
-        pool(transport->arena()) {}
+        device(config.device != nullptr ? config.device : HostDevice()),
+        messages(transport->arena(), device),
+        pool(device->IsHost() ? messages : BufferPool::Of(device)) {}
+
+  // Where the result of a run in `buffer` lies in the host's memory.
+  std::shared_ptr<Buffer> ResultOf(const std::shared_ptr<Buffer>& buffer) {
+    return device->IsHost() ? buffer : std::make_shared<Buffer>(messages.Take(buffer->nbytes()));
+  }
+  // Has `write(char* at)` write `nbytes` bytes that belong to `to`, which lies in a buffer of `pool`. They are there when
+  // the input that is returned has ended.
+  template <typename Write>
+  int64_t Fill(char* to, int64_t nbytes, const Write& write) {
+    if (device->IsHost()) {
+      write(to);
+      return 0;
+    }
+    const Buffer staged = messages.Take(nbytes);
+    write(staged.data());
+    device->inputs()->Copy(to, staged.data(), nbytes);
+    return device->inputs()->Last();
+  }
 
   // For messages: a rank's number, and "rank 2 has shut down: ...".
   int Number(int peer) const { return NumberOf(config.numbers, peer); }
@@ -42,7 +63,8 @@ struct Core {
   const Config config;
   const int64_t generation;
   const int rank, size;
-  BufferPool pool;
+  const std::shared_ptr<Device> device;
+  BufferPool messages, pool;  // host memory that is sent, received and handed out; the device's, for buckets
   Trace trace;
   std::atomic<int64_t> buckets{0}, calls{0};  // that have ended well; that were started
 

@@ -244,18 +244,20 @@ Status Engine::Submit(int64_t channel, int64_t tensor, const void* data, int64_t
   }
   *ticket = step->number;
   if (arriving != nullptr && !state_->PostFull(found)) return state_->registry.Usable();
-  for (int64_t at = 0; at < nbytes;) {
-    const int64_t piece = std::min(nbytes - at, kCopyNbytes);
-    std::memcpy(to + at, static_cast<const char*>(data) + at, static_cast<size_t>(piece));
-    at += piece;
-    if (arriving != nullptr) {
-      arriving->copied.fetch_add(piece, std::memory_order_release);
-      state_->core.transport->doorbell()->Ring(/*from_peer=*/false);
+  const int64_t input = state_->core.Fill(to, nbytes, [&](char* into) {
+    for (int64_t at = 0; at < nbytes;) {
+      const int64_t piece = std::min(nbytes - at, kCopyNbytes);
+      std::memcpy(into + at, static_cast<const char*>(data) + at, static_cast<size_t>(piece));
+      at += piece;
+      if (arriving != nullptr) {
+        arriving->copied.fetch_add(piece, std::memory_order_release);
+        state_->core.transport->doorbell()->Ring(/*from_peer=*/false);
+      }
+      if (progress != nullptr) progress->Copied(piece);
     }
-    if (progress != nullptr) progress->Copied(piece);
-  }
+  });
   int64_t full = 0;
-  HVD_EXT_RETURN_IF_ERROR(found->Arrive(step, tensor, &full));
+  HVD_EXT_RETURN_IF_ERROR(found->Arrive(step, tensor, input, &full));
   for (; full > 0; --full) {
     if (!state_->PostFull(found)) return state_->registry.Usable();
   }

@@ -20,15 +20,17 @@ void Lanes::StartBucket(const std::shared_ptr<Channel>& channel) {
   run.op = spec.op;
   run.divisor = spec.op == ReduceOp::kAverage ? core_->size : 1;
   run.buffer = std::move(full.buffer);
+  run.input = full.input;
+  run.result = core_->ResultOf(run.buffer);
   run.arriving = std::move(full.arriving);
   run.elements = bucket.elements;
   run.segment_nbytes = core_->config.segment_nbytes > 0 ? core_->config.segment_nbytes : spec.segment_nbytes;
   run.id = step->number;
   run.part = full.bucket;
-  run.done = [core = core_, channel, step, bucket = full.bucket](const Status& status) {
+  run.done = [core = core_, channel, step, bucket = full.bucket, result = run.result](const Status& status) {
     double ended_s = core->trace.on() ? NowSeconds() : -1;
     std::vector<Delivery> ended;
-    channel->EndBucket(step.get(), bucket, status, &ended);
+    channel->EndBucket(step.get(), bucket, status, result, &ended);
     if (status.ok()) ++core->buckets;
     // The callbacks copy the results on this thread. It is the last of several passes that this thread makes over the
     // bucket's memory, and another thread could make it meanwhile only on an idle core; in a step the cores compute.

@@ -194,14 +194,14 @@ Status PartialRounds::StartRound(const std::shared_ptr<Channel>& channel, const 
     std::shared_ptr<Arriving> arriving;
     char* to = nullptr;
     HVD_EXT_RETURN_IF_ERROR(channel->Reserve(i, nbytes, &core_->pool, &step, &to, &arriving));
-    partial->Write(given, i, to);
+    const int64_t input = core_->Fill(to, nbytes, [&](char* at) { partial->Write(given, i, at); });
     int64_t full = 0;
     if (arriving != nullptr) {
       arriving->copied.fetch_add(nbytes, std::memory_order_release);
       ++full;
     }
     int64_t more = 0;
-    HVD_EXT_RETURN_IF_ERROR(channel->Arrive(step, i, &more));
+    HVD_EXT_RETURN_IF_ERROR(channel->Arrive(step, i, input, &more));
     for (full += more; full > 0; --full) lanes_->StartBucket(channel);
   }
   for (int64_t i = 0; i <= table; ++i) {
