@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from hvd_ext.compression import selectors
+from hvd_ext.compression.codec import Codec, Where, is_number, is_whole
+from hvd_ext.compression.density import Schedule, schedule
 from hvd_ext.errors import InvalidError
 
 Wire = Literal["fp16", "bf16", "fp32"]
 Indices = Literal["auto", "int32", "delta", "bitmap"]
-Where = Literal["everywhere", "needed"]
 
 WIRES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_VALUE_NBYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+_INDEX_NBYTES = 2.0  # about; at densities of about 0.001
 INDICES = get_args(Indices)
 # The place in INDICES is HvdExtSelection.indices of tf_ops/engine/spec.def, so their order must agree.
 
@@ -44,14 +46,14 @@ class Warmup:
     dense: bool = False
 
     def __post_init__(self) -> None:
-        if not _is_whole(self.steps) or self.steps < 1:
+        if not is_whole(self.steps) or self.steps < 1:
             raise InvalidError(f"Warmup, steps ({self.steps!r}): must be a whole number of update steps, at least 1")
         if not isinstance(self.dense, bool):
             raise InvalidError(f"Warmup, dense ({self.dense!r}): must be True or False")
         if not isinstance(self.densities, (list, tuple)) or not self.densities:
             raise InvalidError(f"Warmup, densities ({self.densities!r}): must be a list of numbers")
         for density in self.densities:
-            if not _is_number(density) or not 0 < density <= 1:
+            if not is_number(density) or not 0 < density <= 1:
                 raise InvalidError(f"Warmup, densities ({density!r}): each must be a number above 0 and at most 1")
         falling = tuple(float(density) for density in self.densities)
         if list(falling) != sorted(set(falling), reverse=True):
@@ -65,7 +67,7 @@ class Warmup:
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK:
+class TopK(Codec):
     """Send only the largest elements of the gradients between hosts; the rest is added to the gradients of later steps.
 
     Pass it to `hvd_ext.DistributedOptimizer` or a tape as `compression`. Inside a host whole gradients are added up.
@@ -107,6 +109,9 @@ class TopK:
         InvalidError: a value breaks its rule, or two of them exclude each other.
     """
 
+    number: ClassVar[int] = 0
+    merges: ClassVar[bool] = True
+
     density: float | Literal["auto"] = 0.01
     selector: selectors.Native = "exact"
     per_tensor: bool = False
@@ -126,7 +131,7 @@ class TopK:
     until: int | None = None
 
     def __post_init__(self) -> None:
-        if self.density != "auto" and (not _is_number(self.density) or not 0 < self.density <= 1):
+        if self.density != "auto" and (not is_number(self.density) or not 0 < self.density <= 1):
             raise InvalidError(f"TopK, density ({self.density!r}): must be a number above 0 and at most 1, or 'auto'")
         for field, known in (
             ("selector", selectors.names(native=True)),
@@ -136,23 +141,22 @@ class TopK:
         ):
             if getattr(self, field) not in known:
                 raise InvalidError(f"TopK, {field} ({getattr(self, field)!r}): must be one of {', '.join(known)}")
-        for field in ("per_tensor", "vectors", "masks"):
+        for field in ("per_tensor", "masks"):
             if not isinstance(getattr(self, field), bool):
                 raise InvalidError(f"TopK, {field} ({getattr(self, field)!r}): must be True or False")
         if not isinstance(self.momentum_correction, bool) and self.momentum_correction != "auto":
             raise InvalidError(
                 f"TopK, momentum_correction ({self.momentum_correction!r}): must be True, False or 'auto'"
             )
-        for field, least in (("min_elements", 0), ("seed", 0), ("samplings", 1)):
-            if not _is_whole(getattr(self, field)) or getattr(self, field) < least:
+        self._check_common()
+        for field, least in (("seed", 0), ("samplings", 1)):
+            if not is_whole(getattr(self, field)) or getattr(self, field) < least:
                 raise InvalidError(f"TopK, {field} ({getattr(self, field)!r}): must be a whole number from {least}")
-        if self.height is not None and (not _is_whole(self.height) or self.height < 1):
-            raise InvalidError(f"TopK, height ({self.height!r}): must be a whole number from 1, or None")
         if self.seed >= 1 << 63:
             raise InvalidError(f"TopK, seed ({self.seed}): must be below 2 to the power of 63")
         if self.warmup is not None and not isinstance(self.warmup, Warmup):
             raise InvalidError(f"TopK, warmup ({self.warmup!r}): must be a hvd_ext.Warmup, or None")
-        if self.until is not None and (not _is_whole(self.until) or self.until < 2):
+        if self.until is not None and (not is_whole(self.until) or self.until < 2):
             raise InvalidError(
                 f"TopK, until ({self.until!r}): must be a whole number of update steps, at least 2, or None; to send "
                 "whole gradients from the first step on, leave TopK out"
@@ -162,9 +166,7 @@ class TopK:
                 f"TopK, until ({self.until}): the warm-up has {self.warmup.steps} steps, and no step with the density "
                 "itself would be left; give the warm-up fewer steps, or a later until"
             )
-        if self.clip is not None and (not _is_number(self.clip) or not self.clip > 0):
-            raise InvalidError(f"TopK, clip ({self.clip!r}): must be a number above 0, or None")
-        if not _is_number(self.threshold) or self.threshold < 0:
+        if not is_number(self.threshold) or self.threshold < 0:
             raise InvalidError(f"TopK, threshold ({self.threshold!r}): must be a number from 0")
         if (self.selector == "threshold") != (self.threshold > 0):
             raise InvalidError(
@@ -177,63 +179,41 @@ class TopK:
                 "velocities would grow without bound; use another selector"
             )
 
-    def described(self) -> dict[str, Any]:
-        """Return the options by name as plain values, so that the ranks can compare them.
+    @property
+    def schedule(self) -> Schedule:
+        """The warm-up's densities, each for an equal part of its steps, and then the density; for "auto" its lower."""
+        return schedule(self)
 
-        The warm-up is a list [steps, densities].
-        """
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+    @property
+    def entry_nbytes(self) -> float:
+        """The mean number of bytes of a value and its index, as sent."""
+        return _VALUE_NBYTES[self.wire] + _INDEX_NBYTES
+
+    def selection(self) -> dict[str, Any]:
+        """Return how the engine selects and writes values and indices."""
+        return {
+            "selector": selectors.find(self.selector).number,
+            "samplings": self.samplings,
+            "seed": self.seed,
+            "threshold": self.threshold,
+            "masks": self.masks,
+            "value_wire": None if self.wire == "fp32" else WIRES[self.wire],
+            "indices": INDICES.index(self.indices),
+            "per_tensor": self.per_tensor,
+        }
+
+    def described(self) -> dict[str, Any]:
+        """Return the options by name as plain values; the warm-up is a list [steps, densities]."""
+        values = super().described()
         if self.warmup is not None:
             values["warmup"] = [self.warmup.steps, list(self.warmup.densities)]
         return values
 
-    def takes(self, shape: Sequence[int], dtype: str) -> bool:
-        """Whether a gradient may be sparsified.
-
-        Args:
-            shape: the shape of the gradient.
-            dtype: NumPy's name of its dtype; only float32 may be sparsified.
-        """
-        elements = math.prod(shape)
-        return dtype == "float32" and elements >= max(1, self.min_elements) and (self.vectors or len(shape) > 1)
-
-
-def from_text(text: str) -> TopK:
-    """Read options from one word of a command line.
-
-    Args:
-        text: "topk", "topk:0.01" with a density, or "topk:density=0.01,wire=bf16,warmup=100" with fields of `TopK` by
-            name. Values are read as YAML; a warm-up is a number of steps, or "100/dense".
-
-    Raises:
-        InvalidError: there is no such field, or a value breaks its rule.
-    """
-    import yaml
-
-    head, _, rest = text.partition(":")
-    if head != "topk":
-        raise InvalidError(f"compression ({text!r}): must be 'topk', or begin with 'topk:'")
-    fields: dict[str, Any] = {}
-    for index, part in enumerate(rest.split(",") if rest else []):
-        name, equals, value = part.partition("=")
-        if not equals and index == 0:
-            name, value = "density", part
-        if name not in (field.name for field in dataclasses.fields(TopK)):
-            known = ", ".join(field.name for field in dataclasses.fields(TopK))
-            raise InvalidError(f"compression ({text!r}): TopK has no field {name!r}; its fields are {known}")
-        if name == "warmup":
-            steps, _, kind = value.partition("/")
-            if kind not in ("", "dense"):
-                raise InvalidError(f"compression ({text!r}): warmup must be a number of steps, or 'steps/dense'")
-            fields[name] = Warmup(yaml.safe_load(steps), dense=bool(kind))
-        else:
-            fields[name] = yaml.safe_load(value)
-    return TopK(**fields)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    @classmethod
+    def _parsed(cls, field: str, value: str, text: str) -> Any:
+        if field != "warmup":
+            return super()._parsed(field, value, text)
+        steps, _, kind = value.partition("/")
+        if kind not in ("", "dense"):
+            raise InvalidError(f"compression ({text!r}): warmup must be a number of steps, or 'steps/dense'")
+        return Warmup(super()._parsed(field, steps, text), dense=bool(kind))

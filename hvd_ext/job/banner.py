@@ -60,7 +60,7 @@ def optimizer_line(name: str, layout: Layout, options: GradientOptions) -> str:
     topk = options.topk
     if topk is not None:
         selecting = sum(one.selection is not None and one.selection.dense_above > 0 for one in layout.buckets)
-        text += f"; TopK(density={topk.density!r}) in {_many(selecting, 'bucket')}"
+        text += f"; {topk.label} in {_many(selecting, 'bucket')}"
         text += "" if topk.until is None else f" until update step {topk.until}"
     if options.partial:
         quorum = "" if options.quorum is None else f" of {options.quorum}"

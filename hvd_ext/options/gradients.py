@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-from hvd_ext.compression import topk
-from hvd_ext.compression.topk import TopK
+from hvd_ext.compression import Codec, from_text
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import (
     SYNCS,
@@ -46,8 +45,8 @@ class GradientOptions:
         bucket_nbytes: the approximate size in bytes of the buckets in which gradients are sent together; None for that
             of `init`.
         buckets: as `Options` takes it; None for that of `init`. The user's groups take precedence.
-        compression: how float32 gradients are sent: a `Compression`, a `TopK` to send only selected elements, or None
-            for the compression of `init`.
+        compression: how float32 gradients are sent: a `Compression`; a `TopK` or `Sign` to send less between hosts; or
+            None for that of `init`.
         sparse_as_dense: convert `tf.IndexedSlices` to dense gradients before they are sent.
         gradient_predivide_factor: a factor f: with `Average`, gradients are divided by f before the sum, and the sum is
             divided by size/f.
@@ -77,7 +76,7 @@ class GradientOptions:
     algorithm: Algorithm | SparseAlgorithm | None = None
     bucket_nbytes: int | None = None
     buckets: str | Path | None = None
-    compression: Compression | TopK | None = None
+    compression: Compression | Codec | None = None
     sparse_as_dense: bool = False
     gradient_predivide_factor: float = 1.0
     backward_passes_per_step: int = 1
@@ -93,7 +92,7 @@ class GradientOptions:
     delay: int = 0
 
     def __post_init__(self) -> None:
-        if self.compression is not None and not isinstance(self.compression, TopK):
+        if self.compression is not None and not isinstance(self.compression, Codec):
             object.__setattr__(self, "compression", _checked_compression(self.compression))
         Options().replace(op=self.op, algorithm=self.algorithm, bucket_nbytes=self.bucket_nbytes, buckets=self.buckets)
         _check_algorithm(self.algorithm, self.topk)
@@ -121,7 +120,8 @@ class GradientOptions:
         Args:
             where: the command, for messages ("bench training").
             texts: each option's text by name. Numbers, "true" and "false" are read as YAML; op and compression are
-                names; a `TopK` is "topk:0.01" or "topk:density=0.01,wire=bf16" (`hvd_ext.compression.topk.from_text`).
+                names, or a codec as "topk:0.01", "topk:density=0.01,wire=bf16" or "sign"
+                (`hvd_ext.compression.from_text`).
 
         Returns:
             The options.
@@ -146,14 +146,15 @@ class GradientOptions:
             name: named[name].get(text.lower(), text) if name in named else yaml.safe_load(text)
             for name, text in texts.items()
         }
-        if values.get("compression", "") == texts.get("compression") and texts["compression"].startswith("topk"):
-            values["compression"] = topk.from_text(texts["compression"])
+        codec = from_text(texts.get("compression", ""))
+        if codec is not None:
+            values["compression"] = codec
         return cls(**values)
 
     @property
-    def topk(self) -> TopK | None:
-        """The options of top-k gradients; None if all elements are sent."""
-        return self.compression if isinstance(self.compression, TopK) else None
+    def topk(self) -> Codec | None:
+        """The codec with error feedback; None if all elements are sent."""
+        return self.compression if isinstance(self.compression, Codec) else None
 
     def for_channel(self, job: Options) -> Options:
         """Return the options of a channel.
@@ -213,7 +214,7 @@ class GradientOptions:
         values = {name: getattr(self, name) for name in names}
         if self.topk is not None:
             values["sparse algorithm"] = self.sparse_algorithm
-            values |= {f"TopK's {name}": value for name, value in self.topk.described().items()}
+            values |= {f"{type(self.topk).__name__}'s {name}": value for name, value in self.topk.described().items()}
         return values
 
     @property
@@ -252,7 +253,7 @@ def _checked_compression(compression: Any) -> Compression:
         raise InvalidError(f"{error}, or hvd_ext.TopK(...)") from None
 
 
-def _check_algorithm(algorithm: str | None, sparse: TopK | None) -> None:
+def _check_algorithm(algorithm: str | None, sparse: Codec | None) -> None:
     from hvd_ext.planning import registry
 
     sparse_names = registry.sparse_names()

@@ -45,6 +45,8 @@ class Selection:
         indices: the encoding of the indices: 0 for the shortest, 1 for int32, 2 for gaps, 3 for a bitmap.
         per_tensor: whether k is divided over the tensors; else one k covers all of them.
         density: the density of an ordinary step, for predictions; the engine is told the density of each step.
+        codec: the number of the codec (hvd_ext/compression/codec.py).
+        entry_nbytes: the mean number of bytes of a value and its index, for predictions.
     """
 
     dense_above: float = 1.0
@@ -59,6 +61,8 @@ class Selection:
     indices: int = 0
     per_tensor: bool = False
     density: float = 1.0
+    codec: int = 0
+    entry_nbytes: float = 4.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hvd_ext.compression import density
-from hvd_ext.compression.topk import WIRES, TopK
+from hvd_ext.compression import Codec
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import planner, registry
 from hvd_ext.planning.choice import Choice
@@ -32,12 +31,7 @@ from hvd_ext.planning.grain import coarser, segment_nbytes
 from hvd_ext.planning.limits import MOST_RANKS, size_class
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.sparse_planner import best_variant, companion, sparsity_on
-from hvd_ext.planning.tensors import DTYPES
 from hvd_ext.topology.tree import Tree
-
-# the mean size of an index as sent: a gap takes two bytes at densities around 0.001, and less at higher densities
-_INDEX_NBYTES = 2.0
-
 
 # Segments may be so many times larger than the grain, where a rank's messages take more than this part of the time of
 # the busiest port; they are where a bucket then takes this much less time.
@@ -196,24 +190,14 @@ def one_price(prices: Table, nbytes: float) -> Parts:
     return Parts(float(hold_s[0]), float(tail_s[0]))
 
 
-def sparsity_of(tree: Tree, topk: TopK) -> Sparsity:
+def sparsity_of(tree: Tree, codec: Codec) -> Sparsity:
     """The sparsity of an ordinary step, after the warm-up.
 
     Args:
         tree: the cluster.
-        topk: the user's options.
+        codec: the user's options.
     """
-    usual = density.schedule(topk).densities[-1]
-    return sparsity_on(tree, usual, entry_nbytes(WIRES[topk.wire]))
-
-
-def entry_nbytes(wire: str) -> float:
-    """The mean number of bytes of a value and its index, as sent.
-
-    Args:
-        wire: the dtype of the value, a key of `DTYPES`.
-    """
-    return DTYPES[wire].nbytes + _INDEX_NBYTES
+    return sparsity_on(tree, codec.schedule.densities[-1], codec.entry_nbytes, merges=codec.merges)
 
 
 @lru_cache(maxsize=32)

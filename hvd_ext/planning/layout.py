@@ -10,9 +10,8 @@ import functools
 import math
 from collections.abc import Sequence
 
-from hvd_ext.compression import density, selectors
+from hvd_ext.compression import Codec
 from hvd_ext.compression.momentum import Momentum
-from hvd_ext.compression.topk import INDICES, WIRES, TopK
 from hvd_ext.planning import buckets as bucketers, grain, lane_prices, needed, planner
 from hvd_ext.planning.bucket_layout import BucketLayout, Layout, Outcome, Selection
 from hvd_ext.planning.choice import Choice
@@ -51,7 +50,7 @@ def layout(
     wire: str | None = None,
     groups: Groups = None,
     places: Sequence[int] | None = None,
-    topk: TopK | None = None,
+    topk: Codec | None = None,
     sparse_algorithm: str = "hitopk",
     momentum: Momentum | None = None,
     buckets: str = "auto",
@@ -119,7 +118,7 @@ class _Step:
     op: int
     algorithm: str
     wire: str | None
-    topk: TopK | None
+    topk: Codec | None
     sparse_algorithm: str
     momentum: Momentum | None
     times: StepTimes | None
@@ -189,10 +188,15 @@ class _Step:
 
     def _sparse_choice(self, nbytes: int) -> Choice:
         assert self.topk is not None
-        usual = density.schedule(self.topk).densities[-1]
-        entry_nbytes = lane_prices.entry_nbytes(WIRES[self.topk.wire])
+        codec, usual = self.topk, self.topk.schedule.densities[-1]
         return planner.sparse_plan(
-            self.tree, self.sparse_algorithm, nbytes, usual, entry_nbytes, height=self.topk.height
+            self.tree,
+            self.sparse_algorithm,
+            nbytes,
+            usual,
+            codec.entry_nbytes,
+            merges=codec.merges,
+            height=codec.height,
         )
 
 
@@ -380,21 +384,14 @@ def _exchanged(step: _Step, divided: _Divided) -> list[str | None]:
     return names
 
 
-def _selection(topk: TopK, momentum: Momentum | None, dense_above: float) -> Selection:
+def _selection(topk: Codec, momentum: Momentum | None, dense_above: float) -> Selection:
     """Convert the user's options to the engine's."""
-    wire, selector = WIRES[topk.wire], selectors.find(topk.selector).number
-    assert selector is not None  # TopK takes the native selectors only
     return Selection(
         dense_above=dense_above,
-        selector=selector,
-        samplings=topk.samplings,
-        seed=topk.seed,
-        threshold=topk.threshold,
         momentum=None if momentum is None else momentum.value,
         nesterov=momentum is not None and momentum.nesterov,
-        masks=topk.masks,
-        value_wire=None if wire == "float32" else wire,
-        indices=INDICES.index(topk.indices),
-        per_tensor=topk.per_tensor,
-        density=density.schedule(topk).densities[-1],
+        density=topk.schedule.densities[-1],
+        codec=topk.number,
+        entry_nbytes=topk.entry_nbytes,
+        **topk.selection(),
     )

@@ -181,7 +181,7 @@ def _in_lane(tree: Tree, bucket: BucketLayout, nbytes: int, ready_s: float, dens
         return InLane(bucket.plan, sent, bucket.segment_nbytes, ready_s, price)
     density = selection.density if density is None else density
     plan = bucket.dense if density >= selection.dense_above else bucket.plan
-    sparsity = sparsity_on(tree, density, lane_prices.entry_nbytes(selection.value_wire or "float32"))
+    sparsity = sparsity_on(tree, density, selection.entry_nbytes)
     price = partial(lane_prices.sparse_parts, plan, tree, nbytes, sparsity)
     return InLane(plan, nbytes, max(bucket.segment_nbytes, nbytes), ready_s, price, sparsity)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hvd_ext.compression.topk import TopK
+from hvd_ext.compression import Codec
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import buckets
 from hvd_ext.planning.cost import lane
@@ -97,7 +97,7 @@ def on_cluster(
     *,
     bucket_nbytes: int = buckets.DEFAULT_BUCKET_NBYTES,
     wire: str | None = None,
-    topk: TopK | None = None,
+    topk: Codec | None = None,
     sparse_algorithm: str = "hitopk",
 ) -> Row:
     """Predicts a step on a cluster, as `layout` lays it out.

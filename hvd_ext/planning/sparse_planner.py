@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
+
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import ir, registry
 from hvd_ext.planning.choice import Choice
@@ -33,6 +35,7 @@ def sparse_plan(
     entry_nbytes: float = ENTRY_NBYTES,
     *,
     select_s_per_element: float | None = None,
+    merges: bool = True,
     height: int | None = 1,
 ) -> Choice:
     """Chooses the plans of an allreduce that sends selected elements.
@@ -64,7 +67,7 @@ def sparse_plan(
         raise PlanError(
             f"height ({height}): must be a number of levels of branches, 0 or more, or None for the best price"
         )
-    sparsity = sparsity_on(tree, density, entry_nbytes, select_s_per_element)
+    sparsity = sparsity_on(tree, density, entry_nbytes, select_s_per_element, merges=merges)
     return _chosen(tree, algorithm, max(size_class(nbytes), LEAST_NBYTES), sparsity, height)
 
 
@@ -73,6 +76,8 @@ def sparsity_on(
     density: float,
     entry_nbytes: float = ENTRY_NBYTES,
     select_s_per_element: float | None = None,
+    *,
+    merges: bool = True,
 ) -> Sparsity:
     """The sparsity of a step on a cluster.
 
@@ -81,19 +86,20 @@ def sparsity_on(
         density: the fraction of the elements that is selected, in (0, 1].
         entry_nbytes: the mean number of bytes of a value and its index, as sent.
         select_s_per_element: the time of a pass over memory instead of the tree's.
+        merges: whether the codec can pack and merge vectors.
     """
     if select_s_per_element is None and tree.selection_s_per_byte is not None:
         select_s_per_element = ELEMENT_NBYTES * tree.selection_s_per_byte
-    return Sparsity(
-        density, entry_nbytes, SELECT_S_PER_ELEMENT if select_s_per_element is None else select_s_per_element
-    )
+    pass_s = SELECT_S_PER_ELEMENT if select_s_per_element is None else select_s_per_element
+    return Sparsity(density, entry_nbytes, pass_s, merges=merges)
 
 
 @lru_cache(maxsize=256)
 def _chosen(tree: Tree, algorithm: str, nbytes: int, sparsity: Sparsity, height: int | None) -> Choice:
     found = {name: best_variant(tree, name, nbytes, sparsity, height) for name in registry.sparse_names()}
     best = found[algorithm]
-    assert not isinstance(best, str)
+    if isinstance(best, str):
+        raise PlanError(f"algorithm {algorithm!r} on {tree.describe()}: {best}; choose another one")
     price_s, plan, used = best
     dense = companion(tree, algorithm, used)
     _check_shards(plan, dense)
@@ -127,9 +133,27 @@ def best_variant(
     reason = registry.supports(registry.sparse(name), tree)
     if reason is not None:
         return reason
-    plans = [(plan, tried) for tried in heights(tree, height) for plan in variants(tree, name, tried)]
+    plans = [
+        (plan, tried)
+        for tried in heights(tree, height)
+        for plan in variants(tree, name, tried)
+        if sparsity.merges or not merges(plan)
+    ]
+    if not plans:
+        return "its plans merge or pack vectors, which the codec cannot"
     priced = [(sparse_price(plan, tree, nbytes, sparsity).seconds, plan, tried) for plan, tried in plans]
     return min(priced, key=lambda one: one[0])
+
+
+@lru_cache(maxsize=64)
+def merges(plan: LogicalPlan) -> bool:
+    """Whether ranks pack or merge vectors in a plan, and do not only add them.
+
+    Args:
+        plan: a sparse plan.
+    """
+    some = range(min(plan.size, MOST_SIMULATED))
+    return any(bool(np.isin(rows_of(plan, rank)[:, ir.OPCODE], (ir.PACK, ir.TAKE, ir.MERGE)).any()) for rank in some)
 
 
 def heights(tree: Tree, height: int | None) -> Sequence[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hvd_ext.compression.topk import TopK
+from hvd_ext.compression import Codec, TopK
 from hvd_ext.errors import PlanError, TopologyError
 from hvd_ext.planning import lane_prices, scaling
 from hvd_ext.planning.cost import lane
@@ -74,7 +74,7 @@ def on_a_cluster(
 
     scaling.check(bucketers)
 
-    def found(on: Tree = tree, of: StepTimes = times, wire: str | None = None, topk: TopK | None = None) -> Row:
+    def found(on: Tree = tree, of: StepTimes = times, wire: str | None = None, topk: Codec | None = None) -> Row:
         rows, refused = [], None
         for name in bucketers:
             try:

@@ -145,7 +145,7 @@ struct LateBench {
     return executor.Progress(0, &moved);
   }
   // A message about 4 elements with values 10, 20, ... at the positions.
-  SparseMessage Message(const std::vector<int32_t>& positions) {
+  VectorMessage Message(const std::vector<int32_t>& positions) {
     SparseVector vector;
     vector.Reserve(static_cast<int64_t>(positions.size()), &pool);
     for (int32_t position : positions) {
@@ -166,15 +166,15 @@ TEST("sparse run: bodies are asked for in the order of their heads, whatever end
   bench.Enqueue(kTwoFromOne);
   CHECK_OK(bench.Pass());
   CHECK_EQ(bench.peers.posted.size(), 3u);  // the receives of the three heads
-  const SparseMessage first = bench.Message({0, 3}), second = bench.Message({1}), empty = bench.Message({});
-  bench.peers.End(1, &second.head, sizeof(SparseHead));
+  const VectorMessage first = bench.Message({0, 3}), second = bench.Message({1}), empty = bench.Message({});
+  bench.peers.End(1, &second.head, sizeof(VectorHead));
   CHECK_OK(bench.Pass());
   CHECK_EQ(bench.peers.posted.size(), 3u);  // the length of the body before it is not known yet
   CHECK(bench.executor.Views().at(0).peers == (std::vector<int>{1, 3}));
-  bench.peers.End(2, &empty.head, sizeof(SparseHead));
+  bench.peers.End(2, &empty.head, sizeof(VectorHead));
   CHECK_OK(bench.Pass());
   CHECK(bench.executor.Views().at(0).peers == std::vector<int>{1});
-  bench.peers.End(0, &first.head, sizeof(SparseHead));
+  bench.peers.End(0, &first.head, sizeof(VectorHead));
   CHECK_OK(bench.Pass());
   CHECK_EQ(bench.peers.posted.size(), 5u);
   CHECK_EQ(bench.peers.posted[3]->nbytes, 16);
@@ -194,19 +194,20 @@ TEST("sparse run: a damaged head or body is an error that names the rank or the 
     LateBench bench;
     bench.Enqueue(kTwoFromOne);
     CHECK_OK(bench.Pass());
-    const std::string nonsense(sizeof(SparseHead), 'x');
+    const std::string nonsense(sizeof(VectorHead), 'x');
     bench.peers.End(2, nonsense.data(), nonsense.size());
-    CHECK_FAILS(bench.Pass(), Code::kCommunication, "bucket 0: from rank 3: a message of selected entries is damaged");
+    CHECK_FAILS(bench.Pass(), Code::kCommunication,
+                "bucket 0: from rank 3: a message of a compressed gradient is damaged");
   }
   LateBench bench;
   bench.Enqueue({kTwoFromOne[0], kTwoFromOne[3]});
   CHECK_OK(bench.Pass());
-  const SparseMessage message = bench.Message({0, 3});
-  bench.peers.End(0, &message.head, sizeof(SparseHead));
+  const VectorMessage message = bench.Message({0, 3});
+  bench.peers.End(0, &message.head, sizeof(VectorHead));
   CHECK_OK(bench.Pass());
   const std::string nonsense(16, '\x7f');
   bench.peers.End(1, nonsense.data(), nonsense.size());
-  CHECK_FAILS(bench.Pass(), Code::kCommunication, "bucket 0: a message of selected entries is damaged");
+  CHECK_FAILS(bench.Pass(), Code::kCommunication, "bucket 0: a message of a compressed gradient is damaged");
 }
 
 TEST("sparse run: memory of vectors that are cut off stays valid for the transport") {
@@ -217,7 +218,7 @@ TEST("sparse run: memory of vectors that are cut off stays valid for the transpo
   CHECK(bench.executor.abandoned());
   CHECK(bench.ended == std::vector<std::string>{"cut off"});
   bench.buffer.reset();
-  const SparseHead head;
+  const VectorHead head;
   for (size_t i = 0; i < 3; ++i) bench.peers.End(i, &head, sizeof(head));  // a sanitizer sees a write into freed memory
 }
 
@@ -228,13 +229,13 @@ TEST("sparse run: the runs of one bucket follow each other") {
   CHECK_OK(bench.Pass());
   CHECK_OK(bench.Pass());
   CHECK_EQ(bench.peers.posted.size(), 1u);
-  const SparseMessage empty = bench.Message({});
-  bench.peers.End(0, &empty.head, sizeof(SparseHead));
+  const VectorMessage empty = bench.Message({});
+  bench.peers.End(0, &empty.head, sizeof(VectorHead));
   CHECK_OK(bench.Pass());
   CHECK_OK(bench.Pass());
   CHECK_EQ(bench.peers.posted.size(), 2u);
   CHECK_EQ(bench.peers.posted[1]->peer, 3);
-  bench.peers.End(1, &empty.head, sizeof(SparseHead));
+  bench.peers.End(1, &empty.head, sizeof(VectorHead));
   CHECK_OK(bench.Pass());
   CHECK_EQ(bench.ended.size(), 2u);
 }

@@ -35,7 +35,7 @@ void CheckRoundTrip(const std::vector<int32_t>& positions, int64_t begin, int64_
                     DType wire) {
   BufferPool pool;
   const SparseVector vector = VectorOf(positions, &pool, wire);
-  const SparseMessage message = EncodeSparse(vector, begin, elements, indices, &pool);
+  const VectorMessage message = EncodeSparse(vector, begin, elements, indices, &pool);
   CHECK_EQ(message.head.body_nbytes, message.value_nbytes + message.index_nbytes);
   SparseVector back;
   CHECK_OK(DecodeSparse(message.head, message.body.data(), begin, elements, &pool, &back));
@@ -50,7 +50,6 @@ void CheckRoundTrip(const std::vector<int32_t>& positions, int64_t begin, int64_
   }
   CHECK_EQ(back.count, seen);
   CHECK(back.wire == wire);
-  CHECK(!back.marked);
 }
 
 const SparseIndices kForms[] = {SparseIndices::kSmallest, SparseIndices::kRaw, SparseIndices::kDelta,
@@ -73,24 +72,22 @@ TEST("sparse vector: entries come back, whatever the density, the form and the d
   }
 }
 
-TEST("sparse vector: the last element that a bucket may have comes back, and marks do, with no entry too") {
+TEST("sparse vector: the last element that a bucket may have comes back, and no entry too") {
   BufferPool pool;
   const int32_t last = std::numeric_limits<int32_t>::max() - 1;
   const int64_t elements = int64_t{last} + 1 - 5;
   for (const std::vector<int32_t>& positions : {std::vector<int32_t>{5, last}, std::vector<int32_t>{}}) {
     SparseVector vector = VectorOf(positions, &pool), back;
-    vector.marked = positions.empty();
-    const SparseMessage message = EncodeSparse(vector, 5, elements, SparseIndices::kDelta, &pool);
+    const VectorMessage message = EncodeSparse(vector, 5, elements, SparseIndices::kDelta, &pool);
     CHECK_OK(DecodeSparse(message.head, message.body.data(), 5, elements, &pool, &back));
     CHECK(std::vector<int32_t>(back.position(), back.position() + back.count) == positions);
-    CHECK_EQ(back.marked, positions.empty());
   }
 }
 
 TEST("sparse vector: the shortest form is taken") {
   BufferPool pool;
   auto form = [&](const std::vector<int32_t>& positions, int64_t elements) {
-    return EncodeSparse(VectorOf(positions, &pool), 0, elements, SparseIndices::kSmallest, &pool).head.indices;
+    return IndicesOf(EncodeSparse(VectorOf(positions, &pool), 0, elements, SparseIndices::kSmallest, &pool).head);
   };
   CHECK(form({0, 1, 2, 3, 4, 5, 6, 7}, 8) == SparseIndices::kBitmap);
   CHECK(form({0, 100, 200}, 1000) == SparseIndices::kDelta);
@@ -98,13 +95,13 @@ TEST("sparse vector: the shortest form is taken") {
         SparseIndices::kRaw);  // gaps of 4 bytes are not shorter
   // At a density of 1/1000 a position takes about 2 bytes as a gap, 4 as raw, and 125 as a bitmap.
   const std::vector<int32_t> positions = Random(0, 1 << 20, 0.001, 7);
-  const SparseMessage message =
+  const VectorMessage message =
       EncodeSparse(VectorOf(positions, &pool, DType::kFloat16), 0, 1 << 20, SparseIndices::kSmallest, &pool);
-  CHECK(message.head.indices == SparseIndices::kDelta);
+  CHECK(IndicesOf(message.head) == SparseIndices::kDelta);
   CHECK(message.index_nbytes < 2 * static_cast<int64_t>(positions.size()));
 }
 
-void Refused(const SparseHead& head, const std::string& body, int64_t elements, const std::string& words) {
+void Refused(const VectorHead& head, const std::string& body, int64_t elements, const std::string& words) {
   BufferPool pool;
   SparseVector back;
   // The message is in memory of exactly its length, so that a sanitizer sees a read behind it.
@@ -114,9 +111,9 @@ void Refused(const SparseHead& head, const std::string& body, int64_t elements, 
   CHECK_FAILS(AddSparse(head, exact.data(), sum.data(), elements), Code::kCommunication, "is damaged");
 }
 
-SparseHead HeadOf(SparseIndices indices, int64_t count, int64_t body_nbytes) {
-  SparseHead head;
-  head.indices = indices;
+VectorHead HeadOf(SparseIndices indices, int64_t count, int64_t body_nbytes) {
+  VectorHead head;
+  head.form = static_cast<int32_t>(indices);
   head.count = count;
   head.body_nbytes = body_nbytes;
   return head;
@@ -129,7 +126,7 @@ std::string Ints(const std::vector<int32_t>& positions) {
 }
 
 TEST("sparse vector: damaged heads are refused") {
-  SparseHead head = HeadOf(SparseIndices::kRaw, 1, 8);
+  VectorHead head = HeadOf(SparseIndices::kRaw, 1, 8);
   head.magic = 0;
   Refused(head, Ints({0}), 4, "does not begin with a header");
   Refused(HeadOf(SparseIndices::kRaw, 5, 40), Ints({0, 1, 2, 3, 4}), 4, "number of entries, 5, must be in [0, 4]");
@@ -142,7 +139,7 @@ TEST("sparse vector: damaged heads are refused") {
   Refused(HeadOf(static_cast<SparseIndices>(7), 1, 8), Ints({0}), 4, "form of its positions is 7");
   Refused(HeadOf(SparseIndices::kSmallest, 1, 8), Ints({0}), 4, "form of its positions is 0");
   head = HeadOf(SparseIndices::kRaw, 1, 12);
-  head.values = DType::kFloat64;
+  head.values = static_cast<int32_t>(DType::kFloat64);
   Refused(head, std::string(12, '\0'), 4, "values' dtype is 1");
 }
 
@@ -167,9 +164,9 @@ TEST("sparse vector: any bytes are refused or read, and never break anything") {
   BufferPool pool;
   for (int i = 0; i < 5000; ++i) {
     const int64_t elements = 1 + static_cast<int64_t>(random() % 40);
-    SparseHead head = HeadOf(static_cast<SparseIndices>(1 + random() % 3), random() % 6, 0);
-    head.values = random() % 2 == 0 ? DType::kFloat32 : DType::kFloat16;
-    std::vector<char> body(head.count * SizeOf(head.values) + random() % 24);
+    VectorHead head = HeadOf(static_cast<SparseIndices>(1 + random() % 3), random() % 6, 0);
+    head.values = static_cast<int32_t>(random() % 2 == 0 ? DType::kFloat32 : DType::kFloat16);
+    std::vector<char> body(head.count * SizeOf(ValuesOf(head)) + random() % 24);
     head.body_nbytes = static_cast<int64_t>(body.size());
     for (char& byte : body) byte = static_cast<char>(random() % (i % 2 == 0 ? 256 : 4));
     SparseVector back;

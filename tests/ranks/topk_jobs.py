@@ -100,13 +100,20 @@ class Expected:
     Args:
         optimizer: that has taken a step: its buckets are asked for.
         hosts: the number of ranks of each.
+        kind: of the model of a bucket.
         **model: of `Model`.
     """
 
-    def __init__(self, optimizer: keras.optimizers.Optimizer, hosts: Sequence[int], **model: object) -> None:
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        hosts: Sequence[int],
+        kind: type[Model] = Model,
+        **model: Any,
+    ) -> None:
         layout = self._layout = channels(optimizer)[-1].layout
         sizes = [sum(layout.tensors[place].elements for place in bucket.tensors) for bucket in layout.buckets]
-        self.models = [Model(hosts, size, **model) for size in sizes]
+        self.models = [kind(hosts, size, **model) for size in sizes]
         self.weights = [np.zeros(shape, np.float32) for shape in SHAPES]
         self.sums = [np.zeros(shape, np.float32) for shape in SHAPES]
         self._size = sum(hosts)

@@ -96,3 +96,14 @@ class Model:
         if self.masks:
             share.velocity[picked] = 0
         return sent
+
+
+class SignModel(Model):
+    """The same with signs in place of the largest elements, and the mean magnitude of a share as their scale."""
+
+    def _sent(self, share: Share, gradient: np.ndarray, density: float, dense: bool) -> np.ndarray:
+        grown = share.residual + gradient
+        scale = np.float32(np.abs(grown.astype(np.float64)).sum() / max(len(grown), 1))
+        sent = grown if dense else np.copysign(scale, grown)
+        share.residual = grown - sent
+        return sent

@@ -66,34 +66,6 @@ ErrorFeedback Feedback::Arrays(const TopKStep& step, const float* units) {
   return arrays;
 }
 
-void Feedback::Select(const TopKStep& step, uint64_t seed, const float* units, TopKScratch* scratch, BufferPool* pool,
-                      SparseVector* own) {
-  segments_.clear();
-  for (size_t i = 0; i + 1 < cuts_.size(); ++i) {
-    segments_.push_back({cuts_[i] - shard_.begin, cuts_[i + 1] - cuts_[i], EntriesIn(step.density, i)});
-  }
-  own->Reserve(EntriesAt(step.density), pool);
-  own->wire = spec_.value_wire;
-  counts_.assign(segments_.size(), 0);
-  TopKOptions options = spec_.selection;
-  options.seed = seed;
-  TopKErrorFeedback(options, Arrays(step, units), segments_.data(), static_cast<int64_t>(segments_.size()), scratch,
-                    nullptr, counts_.data(), own->position(), /*wide=*/false, own->value(), &own->marked);
-  int32_t* positions = own->position();
-  float* values = own->value();
-  int64_t place = 0;  // of a segment's picks
-  for (size_t s = 0; s < segments_.size(); ++s) {
-    for (int64_t i = place; i < place + counts_[s]; ++i) {
-      const float value = values[i], sent = RoundForWire(spec_.value_wire, value);
-      own->marked |= IsTooLarge(value, sent);
-      if (sent != value) next_residual_[static_cast<size_t>(positions[i])] = value - sent;
-      positions[own->count] = static_cast<int32_t>(shard_.begin + positions[i]);
-      values[own->count++] = sent;
-    }
-    place += segments_[s].k;
-  }
-}
-
 void Feedback::Fold(const TopKStep& step, float* units) {
   Accumulate(Arrays(step, units), shard_.elements, units, nullptr);
 }

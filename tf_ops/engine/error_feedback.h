@@ -5,9 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/buffer_pool.h"
 #include "engine/engine.h"
-#include "engine/sparse_vector.h"
 #include "kernels/topk.h"
 #include "plan/plan.h"
 
@@ -27,6 +25,9 @@ class Feedback {
 
   const SparseSpec& spec() const { return spec_; }
   const FeedbackShard& shard() const { return shard_; }
+  // The borders of the segments from which entries are selected, in elements of the bucket: those of the shard, and
+  // with per_tensor those of its tensors.
+  const std::vector<int64_t>& cuts() const { return cuts_; }
 
   // The channel calls these, with its lock held, while no run uses the arrays.
   void Commit();
@@ -37,25 +38,20 @@ class Feedback {
   // none other may until Leave.
   bool Enter();
   void Leave() { used_ = false; }
-  // How many entries a step of this density selects from the shard: the sum over its segments.
+  // How many entries a step of this density selects from a segment, and from the shard.
+  int64_t EntriesIn(double density, size_t segment) const;
   int64_t EntriesAt(double density) const;
-  // `units` is the shard in the bucket's buffer. Rounds the values of `own` to the wire's dtype.
-  void Select(const TopKStep& step, uint64_t seed, const float* units, TopKScratch* scratch, BufferPool* pool,
-              SparseVector* own);
+  // What a step reads and writes; `units` is the shard in the bucket's buffer.
+  ErrorFeedback Arrays(const TopKStep& step, const float* units);
   void Fold(const TopKStep& step, float* units);
-  // Adds to the residual what was selected and is not sent; `element` of the bucket lies in the shard.
+  // Adds to the residual what a vector does not send; `element` of the bucket lies in the shard.
   void Return(int64_t element, float value);
 
  private:
-  ErrorFeedback Arrays(const TopKStep& step, const float* units);
-  int64_t EntriesIn(double density, size_t segment) const;
-
   const SparseSpec spec_;
   const FeedbackShard shard_;
-  std::vector<int64_t> cuts_;  // the borders of the segments, in elements of the bucket
+  std::vector<int64_t> cuts_;
   std::vector<float> residual_, next_residual_, velocity_, next_velocity_;
-  std::vector<TopKSegment> segments_;
-  std::vector<int64_t> counts_;
   bool used_ = false;
 };
 

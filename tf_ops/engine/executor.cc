@@ -10,32 +10,12 @@ namespace {
 
 constexpr size_t kNamesKept = 64;  // names of runs that have ended, for each lane, for errors
 
-// Bytes of an element in a message.
-int64_t MessageNbytes(const Run& run) { return static_cast<int64_t>(SizeOf(run.wire.value_or(run.dtype))); }
-
-// Sums that are sent as float16. A sum of n values is sent divided by a power of two from n on, and so does not leave
-// float16's range where the values are in it; their number is sent behind it. Scaling by the number of values that a
-// message holds, and not by that of the ranks, keeps the small values of the first rounds out of float16's denormals.
-bool IsScaled(const Run& run) {
-  return run.wire == DType::kFloat16 && (run.op == ReduceOp::kSum || run.op == ReduceOp::kAverage);
-}
-
-float Scale(int32_t terms) {
-  float scale = 1;
-  while (scale < static_cast<float>(terms)) scale *= 2;
-  return scale;
-}
-
-int64_t MessageNbytes(const Run& run, int64_t elements) {
-  return elements * MessageNbytes(run) + (IsScaled(run) ? static_cast<int64_t>(sizeof(int32_t)) : 0);
-}
-
 // The same number on all ranks. In an alltoall, whose units have sizes of their own, `elements` differs from rank to
 // rank, and may be 0 on some ranks only.
 int64_t CountSegments(const Run& run) {
   if (!run.unit_begins.empty()) return 1;
   if (run.elements == 0) return 0;
-  int64_t nbytes_each = MessageNbytes(run);
+  int64_t nbytes_each = static_cast<int64_t>(SizeOf(run.wire.value_or(run.dtype)));
   if (run.segment_nbytes <= 0 || run.sparse != nullptr) return 1;
   int64_t elements_each = std::max<int64_t>(1, run.segment_nbytes / nbytes_each);
   return (run.elements + elements_each - 1) / elements_each;
@@ -98,6 +78,7 @@ void Executor::Enqueue(int64_t number, Run run, double now_s) {
   }
   auto open = std::make_unique<OpenRun>();
   open->segments = CountSegments(run);
+  open->codec = MakeDenseCodec(run.dtype, run.wire, run.op);
   open->run = std::move(run);
   open->index = index;
   lane.runs.push_back(std::move(open));
@@ -155,7 +136,7 @@ Status Executor::StartSegments(Lane* lane, bool* moved) {
       place->sparse = open->run.sparse;
       place->begin = begin;
       place->elements = end - begin;
-      if (IsScaled(open->run)) place->terms.assign(static_cast<size_t>(place->plan->units), 1);
+      if (open->codec->CountsTerms()) place->terms.assign(static_cast<size_t>(place->plan->units), 1);
       ++open->started;
       ++lane->next_segment;
       *moved = true;
@@ -208,35 +189,32 @@ Status Executor::StartRound(Segment* segment) {
   return segment->sparse == nullptr ? Status::Ok() : PostVectors(segment, first, end);
 }
 
-bool Executor::Combines(const Run& run, const Row& row) {
-  return row.opcode == Opcode::RECV_REDUCE || (run.wire && row.opcode == Opcode::RECV);
+bool Executor::Combines(const OpenRun& open, const Row& row) {
+  return row.opcode == Opcode::RECV_REDUCE || (!open.codec->IsPlain() && row.opcode == Opcode::RECV);
 }
 
 // A message that is received without a copy must be added as soon as it is there. If it waited for sends of this rank,
 // it would keep the peer's send from ending, which may wait for ours.
-bool Executor::ReceivesZeroCopy(const Run& run, const Row& row) const {
-  bool waits = row.after_sends && !run.wire;
-  return Combines(run, row) && !waits && transport_->IsZeroCopy(row.peer);
+bool Executor::ReceivesZeroCopy(const OpenRun& open, const Row& row) const {
+  bool waits = row.after_sends && open.codec->IsPlain();
+  return Combines(open, row) && !waits && transport_->IsZeroCopy(row.peer);
 }
 
 Status Executor::Post(Segment* segment, const Row& row, Transfer* transfer) {
-  const Run& run = segment->open->run;
-  int64_t nbytes = MessageNbytes(run, transfer->elements);
-  char* data = segment->buffer->data() + transfer->begin * static_cast<int64_t>(SizeOf(run.dtype));
-  if (ReceivesZeroCopy(run, row)) {
+  const OpenRun& open = *segment->open;
+  int64_t nbytes = open.codec->Nbytes(transfer->elements);
+  char* data = segment->buffer->data() + transfer->begin * static_cast<int64_t>(SizeOf(open.run.dtype));
+  if (ReceivesZeroCopy(open, row)) {
     data = nullptr;
-  } else if (row.opcode == Opcode::RECV_REDUCE || run.wire) {
+  } else if (row.opcode == Opcode::RECV_REDUCE || !open.codec->IsPlain()) {
     transfer->scratch = pool_->Take(nbytes);
-    // The sender keeps what it sends, so that it and the receiver go on with the same bits.
     if (row.opcode == Opcode::SEND) {
       int32_t terms = 1;
-      if (IsScaled(run)) {
+      if (open.codec->CountsTerms()) {
         auto first = segment->terms.begin() + row.begin;
         terms = *std::max_element(first, first + row.count);
-        std::memcpy(transfer->scratch.data() + transfer->elements * MessageNbytes(run), &terms, sizeof(terms));
       }
-      float* floats = reinterpret_cast<float*>(data);
-      Narrow(*run.wire, transfer->scratch.data(), floats, transfer->elements, Scale(terms));
+      open.codec->Write(transfer->scratch.data(), data, transfer->elements, terms);
     }
     data = transfer->scratch.data();
   }
@@ -284,12 +262,7 @@ Status Executor::Advance(Segment* segment, bool* ended, bool* moved) {
   }
   const Run& run = segment->open->run;
   char* data = segment->buffer->data() + segment->begin * static_cast<int64_t>(SizeOf(run.dtype));
-  // Where several ranks hold a sum, those that have sent it on hold the rounded value. Now all of them do.
-  // They have added up the values of all ranks, and so have rounded with one scale.
-  if (run.wire && !segment->plan->rows.empty()) {
-    const float scale = IsScaled(run) ? Scale(transport_->size()) : 1;
-    Round(*run.wire, reinterpret_cast<float*>(data), segment->elements, scale);
-  }
+  if (!segment->plan->rows.empty()) segment->open->codec->Finish(data, segment->elements, transport_->size());
   if (run.divisor > 1) Divide(run.dtype, data, run.divisor, segment->elements);
   *ended = true;
   *moved = true;
@@ -308,7 +281,7 @@ Status Executor::TestTransfers(Segment* segment, bool* moved) {
     if (!done) continue;
     --segment->waiting;
     *moved = true;
-    if (!Combines(segment->open->run, *transfer.row)) {
+    if (!Combines(*segment->open, *transfer.row)) {
       transfer.request.reset();
       continue;
     }
@@ -318,7 +291,7 @@ Status Executor::TestTransfers(Segment* segment, bool* moved) {
     ReduceInOrder(segment);
     if (transfer.request == nullptr) continue;
     // It must be added after others that have not come, and the peer must not wait until they have.
-    int64_t nbytes = MessageNbytes(segment->open->run, transfer.elements);
+    int64_t nbytes = segment->open->codec->Nbytes(transfer.elements);
     transfer.scratch = pool_->Take(nbytes);
     std::memcpy(transfer.scratch.data(), transfer.message, static_cast<size_t>(nbytes));
     transfer.message = transfer.scratch.data();
@@ -340,10 +313,10 @@ bool Executor::IsBeingSent(const Segment& segment, const Transfer& reduction) {
 
 // Adds in the order of the rows, whatever arrives first: sums of floats must not depend on timing.
 void Executor::ReduceInOrder(Segment* segment) {
-  bool from_scratch = segment->open->run.wire.has_value();  // then a reduction need not wait for sends
+  bool from_scratch = !segment->open->codec->IsPlain();  // then a reduction need not wait for sends
   while (segment->reduced < segment->transfers.size()) {
     Transfer& transfer = segment->transfers[segment->reduced];
-    if (Combines(segment->open->run, *transfer.row)) {
+    if (Combines(*segment->open, *transfer.row)) {
       if (transfer.message == nullptr) return;
       if (!from_scratch && transfer.row->after_sends && IsBeingSent(*segment, transfer)) return;
       Combine(segment, transfer);
@@ -356,22 +329,11 @@ void Executor::ReduceInOrder(Segment* segment) {
 }
 
 void Executor::Combine(Segment* segment, const Transfer& transfer) const {
-  const Run& run = segment->open->run;
-  char* data = segment->buffer->data() + transfer.begin * static_cast<int64_t>(SizeOf(run.dtype));
-  const char* message = transfer.message;
-  if (!run.wire) return hvd_ext::Combine(run.op, run.dtype, data, message, transfer.elements);
-  float* floats = reinterpret_cast<float*>(data);
-  if (IsScaled(run)) {
-    int32_t terms = 1;
-    std::memcpy(&terms, message + transfer.elements * MessageNbytes(run), sizeof(terms));
-    NoteTerms(segment, transfer, terms);
-    if (transfer.row->opcode == Opcode::RECV_REDUCE) {
-      return AddWidened(*run.wire, floats, message, transfer.elements, Scale(terms));
-    }
-    return Widen(*run.wire, floats, message, transfer.elements, Scale(terms));
-  }
-  if (transfer.row->opcode == Opcode::RECV) return Widen(*run.wire, floats, message, transfer.elements);
-  CombineWidened(run.op, *run.wire, floats, message, transfer.elements);
+  const OpenRun& open = *segment->open;
+  char* data = segment->buffer->data() + transfer.begin * static_cast<int64_t>(SizeOf(open.run.dtype));
+  if (open.codec->CountsTerms()) NoteTerms(segment, transfer, open.codec->Terms(transfer.message, transfer.elements));
+  if (transfer.row->opcode == Opcode::RECV) return open.codec->Read(transfer.message, data, transfer.elements);
+  open.codec->Combine(transfer.message, data, transfer.elements);
 }
 
 // A row's messages have one number of values. It is that of the unit with the most, so sums of such numbers may be too

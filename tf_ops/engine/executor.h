@@ -25,6 +25,7 @@
 #include "base/status.h"
 #include "engine/arriving.h"
 #include "engine/buffer_pool.h"
+#include "engine/codec.h"
 #include "engine/progress_role.h"
 #include "engine/sparse_run.h"
 #include "engine/trace.h"
@@ -100,6 +101,7 @@ class Executor {
   };
   struct OpenRun {
     Run run;
+    std::unique_ptr<const DenseCodec> codec;
     int64_t index = 0;
     int64_t segments = 0, started = 0, ended = 0;
     double begin_s = -1;            // when its first segment started; only while a trace runs
@@ -122,7 +124,7 @@ class Executor {
     int64_t begin = 0, elements = 0;
     size_t next_row = 0;
     int64_t round = -1;               // the one under way
-    std::vector<int32_t> terms;       // by unit: how many ranks' values are added up in it; empty: see IsScaled
+    std::vector<int32_t> terms;       // by unit: how many ranks' values are added up in it; or empty
     std::vector<Transfer> transfers;  // of the round under way
     size_t waiting = 0;               // transfers that have not ended
     size_t reduced = 0;               // transfers before this one are reduced
@@ -148,8 +150,8 @@ class Executor {
   Status Post(Segment* segment, const Row& row, Transfer* transfer) HVD_EXT_REQUIRES(progress_role);
   void ReduceInOrder(Segment* segment);
   void NoteTerms(Segment* segment, const Transfer& transfer, int32_t terms) const;
-  static bool Combines(const Run& run, const Row& row);
-  bool ReceivesZeroCopy(const Run& run, const Row& row) const;
+  static bool Combines(const OpenRun& open, const Row& row);
+  bool ReceivesZeroCopy(const OpenRun& open, const Row& row) const;
   void Combine(Segment* segment, const Transfer& transfer) const;
   static bool IsBeingSent(const Segment& segment, const Transfer& reduction);
   void EndRuns(Lane* lane) HVD_EXT_REQUIRES(progress_role);

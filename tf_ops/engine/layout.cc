@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "engine/codec.h"
 #include "engine/error_feedback.h"
 
 namespace hvd_ext {
@@ -21,6 +22,9 @@ Status CheckSparse(const std::string& where, const BucketSpec& bucket, int64_t e
   if (elements > std::numeric_limits<int32_t>::max()) {
     return Invalid(where + ": a sparse bucket must have less than 2^31 elements, it has " + std::to_string(elements) +
                    "; make the buckets smaller");
+  }
+  if (!IsVectorCodec(sparse.codec)) {
+    return Invalid(where + ": there is no codec " + std::to_string(static_cast<int>(sparse.codec)));
   }
   const int selector = static_cast<int>(sparse.selection.selector);
   if (selector < static_cast<int>(Selector::kExact) || selector > static_cast<int>(Selector::kRandom)) {

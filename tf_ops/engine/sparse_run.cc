@@ -9,14 +9,14 @@
 namespace hvd_ext {
 namespace {
 
-constexpr int64_t kHeadNbytes = static_cast<int64_t>(sizeof(SparseHead));
+constexpr int64_t kHeadNbytes = static_cast<int64_t>(sizeof(VectorHead));
 
 }  // namespace
 
 Status SparseRun::Post(const SparseWork& work, size_t first, size_t end) {
   messages_.clear();
   waiting_ = 0;
-  std::map<std::pair<int64_t, int64_t>, std::shared_ptr<SparseMessage>> encoded;  // several peers get the same one
+  std::map<std::pair<int64_t, int64_t>, std::shared_ptr<VectorMessage>> encoded;  // several peers get the same one
   for (size_t i = first; i < end; ++i) {
     const Row& row = work.plan->rows[i];
     if (!IsSparseMessage(row.opcode)) continue;
@@ -28,15 +28,15 @@ Status SparseRun::Post(const SparseWork& work, size_t first, size_t end) {
     if (message.elements == 0) continue;  // the peer leaves it out too
     message.head = work.pool->Take(kHeadNbytes);
     if (message.sends) {
-      std::shared_ptr<SparseMessage>& content = encoded[{message.begin, message.elements}];
+      std::shared_ptr<VectorMessage>& content = encoded[{message.begin, message.elements}];
       if (content == nullptr) {
-        content = std::make_shared<SparseMessage>(
-            EncodeSparse(own_, message.begin, message.elements, feedback_->spec().indices, work.pool));
+        content = std::make_shared<VectorMessage>(vector_->Write(message.begin, message.elements, work.pool));
+        content->head.marks = vector_->marked() ? VectorHead::kNotFinite : 0;
       }
       message.content = content;
-      std::memcpy(message.head.data(), &content->head, sizeof(SparseHead));
+      std::memcpy(message.head.data(), &content->head, sizeof(VectorHead));
     } else {
-      message.content = std::make_shared<SparseMessage>();
+      message.content = std::make_shared<VectorMessage>();
       message.headless = true;
     }
     messages_.push_back(std::move(message));
@@ -101,9 +101,9 @@ Status SparseRun::TestRequests(const SparseWork& work, Message* message, bool* m
 // The head is checked before any memory is taken for the body.
 Status SparseRun::TakeHead(const SparseWork& work, Message* message) {
   message->headless = false;
-  SparseMessage* content = message->content.get();
-  std::memcpy(&content->head, message->head.data(), sizeof(SparseHead));
-  HVD_EXT_RETURN_IF_ERROR(CheckHead(content->head, message->elements));
+  VectorMessage* content = message->content.get();
+  std::memcpy(&content->head, message->head.data(), sizeof(VectorHead));
+  HVD_EXT_RETURN_IF_ERROR(vector_->CheckHead(content->head, message->elements));
   if (content->head.body_nbytes == 0) return Status::Ok();
   content->body = work.pool->Take(content->head.body_nbytes);
   return PostBody(work, message);
@@ -149,7 +149,7 @@ void SparseRun::AddPeers(std::vector<int>* peers) const {
 }
 
 // Null where the units hold no element, for which no message comes.
-const SparseMessage* SparseRun::Find(const Row& row) const {
+const VectorMessage* SparseRun::Find(const Row& row) const {
   auto peer = came_.find(row.peer);
   if (peer == came_.end()) return nullptr;
   auto piece = peer->second.find(row.begin);
@@ -159,113 +159,42 @@ const SparseMessage* SparseRun::Find(const Row& row) const {
 Status SparseRun::RunLocal(const SparseWork& work, const Row& row) {
   const int64_t begin = work.ElementAt(row.begin), elements = work.ElementAt(row.begin + row.count) - begin;
   float* units = work.data + begin;
-  const bool is_own = row.peer == work.transport->rank();
+  const uint64_t seed = feedback_->spec().selection.seed + static_cast<uint64_t>(step_) * 0x9e3779b97f4a7c15u;
+  const VectorWork vector_work{topk_, seed, work.scratch, work.pool};
   switch (row.opcode) {
-    case Opcode::SELECT: {
-      uint64_t seed = feedback_->spec().selection.seed + static_cast<uint64_t>(step_) * 0x9e3779b97f4a7c15u;
-      feedback_->Select(topk_, seed, units, work.scratch, work.pool, &own_);
+    case Opcode::SELECT:
+      vector_->Select(vector_work, units);
       return Status::Ok();
-    }
     case Opcode::FOLD:
       feedback_->Fold(topk_, units);
       return Status::Ok();
     case Opcode::CLEAR:
       std::memset(units, 0, static_cast<size_t>(elements) * sizeof(float));
       return Status::Ok();
-    case Opcode::PACK: {
-      int64_t count = 0;
-      for (int64_t i = 0; i < elements; ++i) count += (BitsOf(units[i]) & 0x7fffffffu) != 0;
-      own_.Reserve(count, work.pool);
-      own_.wire = DType::kFloat32;
-      for (int64_t i = 0; i < elements; ++i) {
-        if ((BitsOf(units[i]) & 0x7fffffffu) == 0) {
-          units[i] = 0;
-          continue;
-        }
-        own_.position()[own_.count] = static_cast<int32_t>(begin + i);
-        own_.value()[own_.count++] = units[i];
-      }
-      return Status::Ok();
-    }
     case Opcode::SCATTER_ADD: {
       if (elements == 0) return Status::Ok();
-      bool marked = own_.marked;
-      if (is_own) {
-        const int32_t* positions = own_.position();
-        const float* values = own_.value();
-        for (int64_t i = own_.Find(begin), end = own_.Find(begin + elements); i < end; ++i) {
-          work.data[positions[i]] += values[i];
-        }
-      } else if (const SparseMessage* came = Find(row)) {
-        HVD_EXT_RETURN_IF_ERROR(AddSparse(came->head, came->body.data(), units, elements));
-        marked = (came->head.marks & SparseHead::kNotFinite) != 0;
+      bool marked = false;
+      if (row.peer == work.transport->rank()) {
+        vector_->Add(begin, elements, work.data);
+        marked = vector_->marked();
+      } else if (const VectorMessage* message = Find(row)) {
+        HVD_EXT_RETURN_IF_ERROR(vector_->Add(*message, units, elements));
+        marked = (message->head.marks & VectorHead::kNotFinite) != 0;
       }
       if (marked) units[0] = std::numeric_limits<float>::quiet_NaN();
       return Status::Ok();
     }
-    case Opcode::TAKE: {
-      const SparseMessage* came = Find(row);
-      if (came == nullptr) {  // of units without elements
-        own_ = SparseVector();
-        return Status::Ok();
-      }
-      return DecodeSparse(came->head, came->body.data(), begin, elements, work.pool, &own_);
+    case Opcode::PACK:
+      return vector_->Pack(vector_work, begin, elements, units);
+    case Opcode::TAKE:
+      return vector_->Take(vector_work, Find(row), begin, elements);
+    case Opcode::MERGE: {
+      const VectorMessage* message = Find(row);
+      return message == nullptr ? Status::Ok() : vector_->Merge(vector_work, *message, begin, elements);
     }
-    case Opcode::MERGE:
-      return Merge(work, row);
     default:
       return Internal("a plan holds an opcode that is not a local row's");
   }
-}
-
-Status SparseRun::Merge(const SparseWork& work, const Row& row) {
-  const int64_t begin = work.ElementAt(row.begin), elements = work.ElementAt(row.begin + row.count) - begin;
-  const SparseMessage* came = Find(row);
-  if (came == nullptr) return Status::Ok();
-  SparseVector other, sum;
-  HVD_EXT_RETURN_IF_ERROR(DecodeSparse(came->head, came->body.data(), begin, elements, work.pool, &other));
-  sum.Reserve(own_.count + other.count, work.pool);
-  sum.wire = own_.wire;
-  sum.marked = own_.marked || other.marked;
-  auto put = [&sum](int32_t position, float value) {
-    sum.position()[sum.count] = position;
-    sum.value()[sum.count++] = value;
-  };
-  for (int64_t i = 0, j = 0; i < own_.count || j < other.count;) {
-    const int64_t mine = i < own_.count ? own_.position()[i] : std::numeric_limits<int64_t>::max();
-    const int64_t theirs = j < other.count ? other.position()[j] : std::numeric_limits<int64_t>::max();
-    if (mine == theirs) {
-      put(static_cast<int32_t>(mine), own_.value()[i++] + other.value()[j++]);
-    } else if (mine < theirs) {
-      put(static_cast<int32_t>(mine), own_.value()[i++]);
-    } else {
-      put(static_cast<int32_t>(theirs), other.value()[j++]);
-    }
-  }
-  const int64_t k = std::min(sum.count, feedback_->EntriesAt(topk_.density));
-  TopKSegment all{0, sum.count, k};
-  Buffer picks = work.pool->Take(k * 4);
-  auto* pick = reinterpret_cast<int32_t*>(picks.data());
-  int64_t count = 0;
-  bool not_finite = false;
-  TopK(TopKOptions{}, DType::kFloat32, sum.value(), &all, 1, work.scratch, nullptr, &count, pick, /*wide=*/false,
-       nullptr, &not_finite);
-  sum.marked |= not_finite;
-  int64_t kept = 0;
-  for (int64_t i = 0; i < sum.count; ++i) {
-    const int32_t position = sum.position()[i];
-    const float value = sum.value()[i];
-    const bool picked = kept < k && pick[kept] == i;
-    const float sent = picked ? RoundForWire(sum.wire, value) : 0;
-    sum.marked |= picked && IsTooLarge(value, sent);
-    if (sent != value) feedback_->Return(position, value - sent);
-    if (!picked) continue;
-    sum.position()[kept] = position;
-    sum.value()[kept++] = sent;
-  }
-  sum.count = kept;
-  own_ = std::move(sum);
-  return Status::Ok();
 }
 
 }  // namespace hvd_ext

@@ -15,8 +15,8 @@
 
 #include "base/status.h"
 #include "engine/buffer_pool.h"
+#include "engine/codec.h"
 #include "engine/error_feedback.h"
-#include "engine/sparse_vector.h"
 #include "engine/transport.h"
 #include "kernels/topk.h"
 #include "plan/plan.h"
@@ -46,7 +46,11 @@ class SparseRun {
   // `step` makes the random selections of steps differ.
   SparseRun(std::shared_ptr<Feedback> feedback, const TopKStep& topk, int64_t step,
             std::shared_ptr<SparseCounters> counters)
-      : feedback_(std::move(feedback)), topk_(topk), step_(step), counters_(std::move(counters)) {}
+      : feedback_(feedback),
+        topk_(topk),
+        step_(step),
+        counters_(std::move(counters)),
+        vector_(MakeVectorCodec(std::move(feedback))) {}
 
   // False while another run uses the bucket's residual; else none other does until Leave.
   bool Enter() { return feedback_->Enter(); }
@@ -65,7 +69,7 @@ class SparseRun {
     const Row* row;
     int64_t begin, elements;
     bool sends;
-    std::shared_ptr<SparseMessage> content;  // several sends may share it
+    std::shared_ptr<VectorMessage> content;  // several sends may share it
     Buffer head;
     std::vector<std::unique_ptr<Request>> requests;  // under way
     bool headless = false;                           // a receive whose head has not come
@@ -73,7 +77,7 @@ class SparseRun {
   };
   struct Piece {
     int64_t count;  // units
-    std::shared_ptr<SparseMessage> content;
+    std::shared_ptr<VectorMessage> content;
   };
 
   Status PostBody(const SparseWork& work, Message* message);
@@ -81,14 +85,13 @@ class SparseRun {
   Status TakeHead(const SparseWork& work, Message* message);
   void Keep(Message* message);
   void Count(const Message& message) const;
-  Status Merge(const SparseWork& work, const Row& row);
-  const SparseMessage* Find(const Row& row) const;
+  const VectorMessage* Find(const Row& row) const;
 
   const std::shared_ptr<Feedback> feedback_;
   const TopKStep topk_;
   const int64_t step_;
   const std::shared_ptr<SparseCounters> counters_;
-  SparseVector own_;
+  const std::unique_ptr<VectorCodec> vector_;     // this rank's
   std::map<int, std::map<int64_t, Piece>> came_;  // by peer, then first unit
   std::vector<Message> messages_;                 // of the round under way
   std::vector<char> blocked_;  // by peer, in Test: the head of an earlier message of this peer has not come

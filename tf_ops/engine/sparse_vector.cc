@@ -15,11 +15,6 @@ int64_t GapNbytes(uint32_t gap) {
 
 int64_t BitmapNbytes(int64_t elements) { return (elements + 7) / 8; }
 
-Status Torn(const std::string& what) {
-  return Communication("a message of selected entries is damaged: " + what +
-                       "; all ranks must run the same build of hvd_ext");
-}
-
 int64_t GapsNbytes(const int32_t* positions, int64_t count, int64_t begin) {
   int64_t nbytes = 0, expected = begin;
   for (int64_t i = 0; i < count; ++i) {
@@ -79,55 +74,55 @@ void WriteIndices(SparseIndices form, const int32_t* positions, int64_t count, i
 
 // Calls use(i, position) for each entry, ascending; every position is below `elements`.
 template <typename Use>
-Status ForEachPosition(const SparseHead& head, const char* indices, int64_t nbytes, int64_t elements, Use use) {
-  if (head.indices == SparseIndices::kRaw) {
+Status ForEachPosition(const VectorHead& head, const char* indices, int64_t nbytes, int64_t elements, Use use) {
+  if (IndicesOf(head) == SparseIndices::kRaw) {
     int64_t last = -1;
     for (int64_t i = 0; i < head.count; ++i) {
       int32_t position;
       std::memcpy(&position, indices + 4 * i, 4);
       if (position <= last || position >= elements) {
-        return Torn("position " + std::to_string(position) + " must be in (" + std::to_string(last) + ", " +
-                    std::to_string(elements) + ")");
+        return DamagedVector("position " + std::to_string(position) + " must be in (" + std::to_string(last) + ", " +
+                             std::to_string(elements) + ")");
       }
       last = position;
       use(i, int64_t{position});
     }
     return Status::Ok();
   }
-  if (head.indices == SparseIndices::kBitmap) {
+  if (IndicesOf(head) == SparseIndices::kBitmap) {
     int64_t i = 0;
     for (int64_t byte = 0; byte < nbytes; ++byte) {
       for (unsigned bits = static_cast<unsigned char>(indices[byte]); bits != 0; bits &= bits - 1) {
         int64_t position = byte * 8 + __builtin_ctz(bits);
-        if (i == head.count || position >= elements) return Torn("its bitmap has too many bits");
+        if (i == head.count || position >= elements) return DamagedVector("its bitmap has too many bits");
         use(i++, position);
       }
     }
-    return i == head.count ? Status::Ok() : Torn("its bitmap has too few bits");
+    return i == head.count ? Status::Ok() : DamagedVector("its bitmap has too few bits");
   }
   int64_t at = 0, expected = 0;
   for (int64_t i = 0; i < head.count; ++i) {
     uint64_t gap = 0;
     for (int shift = 0;; shift += 7) {
-      if (at == nbytes || shift == 7 * kLongestGap) return Torn("a gap between positions does not end");
+      if (at == nbytes || shift == 7 * kLongestGap) return DamagedVector("a gap between positions does not end");
       uint64_t byte = static_cast<unsigned char>(indices[at++]);
       gap |= (byte & 0x7f) << shift;
       if (byte < 0x80) break;
     }
     int64_t position = expected + static_cast<int64_t>(gap);
     if (position >= elements) {
-      return Torn("position " + std::to_string(position) + " must be below " + std::to_string(elements));
+      return DamagedVector("position " + std::to_string(position) + " must be below " + std::to_string(elements));
     }
     expected = position + 1;
     use(i, position);
   }
-  return at == nbytes ? Status::Ok() : Torn("bytes follow its last position");
+  return at == nbytes ? Status::Ok() : DamagedVector("bytes follow its last position");
 }
 
 template <typename Use>
-Status ForEachEntry(const SparseHead& head, const char* body, int64_t elements, Use use) {
-  HVD_EXT_RETURN_IF_ERROR(CheckHead(head, elements));
-  const int64_t value_nbytes = head.count * static_cast<int64_t>(SizeOf(head.values));
+Status ForEachEntry(const VectorHead& head, const char* body, int64_t elements, Use use) {
+  HVD_EXT_RETURN_IF_ERROR(CheckSparseHead(head, elements));
+  const int64_t value_nbytes = head.count * static_cast<int64_t>(SizeOf(ValuesOf(head)));
   const char* indices = body + value_nbytes;
   const int64_t nbytes = head.body_nbytes - value_nbytes;
   auto each = [&](DType wire) {
@@ -135,8 +130,8 @@ Status ForEachEntry(const SparseHead& head, const char* body, int64_t elements, 
                            [=](int64_t i, int64_t position) { use(i, position, ReadValue(wire, body, i)); });
   };
   // Each call has a constant dtype, so that the loop does not test it.
-  if (head.values == DType::kFloat16) return each(DType::kFloat16);
-  if (head.values == DType::kBFloat16) return each(DType::kBFloat16);
+  if (ValuesOf(head) == DType::kFloat16) return each(DType::kFloat16);
+  if (ValuesOf(head) == DType::kBFloat16) return each(DType::kBFloat16);
   return each(DType::kFloat32);
 }
 
@@ -144,50 +139,48 @@ Status ForEachEntry(const SparseHead& head, const char* body, int64_t elements, 
 
 void SparseVector::Reserve(int64_t most, BufferPool* pool) {
   count = 0;
-  marked = false;
   positions = pool->Take(most * 4);
   values = pool->Take(most * 4);
 }
 
-SparseMessage EncodeSparse(const SparseVector& vector, int64_t begin, int64_t elements, SparseIndices indices,
+VectorMessage EncodeSparse(const SparseVector& vector, int64_t begin, int64_t elements, SparseIndices indices,
                            BufferPool* pool) {
   const int64_t first = vector.Find(begin), end = vector.Find(begin + elements);
-  SparseMessage message;
-  SparseHead& head = message.head;
+  VectorMessage message;
+  VectorHead& head = message.head;
   head.count = end - first;
-  head.values = vector.wire;
-  head.marks = vector.marked ? SparseHead::kNotFinite : 0;
-  head.indices = indices == SparseIndices::kSmallest ? SparseIndices::kRaw : indices;
+  head.values = static_cast<int32_t>(vector.wire);
+  head.form = static_cast<int32_t>(indices == SparseIndices::kSmallest ? SparseIndices::kRaw : indices);
   if (head.count == 0) return message;
   const int32_t* positions = vector.position() + first;
   message.index_nbytes = 4 * head.count;
   auto consider = [&](SparseIndices form, int64_t nbytes) {
     if (indices != form && (indices != SparseIndices::kSmallest || nbytes >= message.index_nbytes)) return;
-    head.indices = form;
+    head.form = static_cast<int32_t>(form);
     message.index_nbytes = nbytes;
   };
   consider(SparseIndices::kDelta, GapsNbytes(positions, head.count, begin));
   consider(SparseIndices::kBitmap, BitmapNbytes(elements));
-  message.value_nbytes = head.count * static_cast<int64_t>(SizeOf(head.values));
+  message.value_nbytes = head.count * static_cast<int64_t>(SizeOf(ValuesOf(head)));
   head.body_nbytes = message.value_nbytes + message.index_nbytes;
   message.body = pool->Take(head.body_nbytes);
-  WriteValues(head.values, vector.value() + first, head.count, message.body.data());
-  WriteIndices(head.indices, positions, head.count, begin, message.index_nbytes,
+  WriteValues(vector.wire, vector.value() + first, head.count, message.body.data());
+  WriteIndices(IndicesOf(head), positions, head.count, begin, message.index_nbytes,
                message.body.data() + message.value_nbytes);
   return message;
 }
 
-Status CheckHead(const SparseHead& head, int64_t elements) {
-  if (head.magic != SparseHead::kMagic) return Torn("it does not begin with a header");
+Status CheckSparseHead(const VectorHead& head, int64_t elements) {
+  if (head.magic != VectorHead::kMagic) return DamagedVector("it does not begin with a header");
   if (head.count < 0 || head.count > elements) {
-    return Torn("its number of entries, " + std::to_string(head.count) + ", must be in [0, " +
-                std::to_string(elements) + "]");
+    return DamagedVector("its number of entries, " + std::to_string(head.count) + ", must be in [0, " +
+                         std::to_string(elements) + "]");
   }
-  if (head.values != DType::kFloat32 && !IsWire(head.values)) {
-    return Torn("its values' dtype is " + std::to_string(static_cast<int>(head.values)));
+  if (ValuesOf(head) != DType::kFloat32 && !IsWire(ValuesOf(head))) {
+    return DamagedVector("its values' dtype is " + std::to_string(head.values));
   }
   int64_t least = 0, most = 0;
-  switch (head.indices) {
+  switch (IndicesOf(head)) {
     case SparseIndices::kRaw:
       least = most = 4 * head.count;
       break;
@@ -199,20 +192,19 @@ Status CheckHead(const SparseHead& head, int64_t elements) {
       least = most = head.count == 0 ? 0 : BitmapNbytes(elements);
       break;
     default:
-      return Torn("the form of its positions is " + std::to_string(static_cast<int>(head.indices)));
+      return DamagedVector("the form of its positions is " + std::to_string(head.form));
   }
-  const int64_t nbytes = head.body_nbytes - head.count * static_cast<int64_t>(SizeOf(head.values));
+  const int64_t nbytes = head.body_nbytes - head.count * static_cast<int64_t>(SizeOf(ValuesOf(head)));
   if (nbytes >= least && nbytes <= most) return Status::Ok();
-  return Torn(std::to_string(nbytes) + " bytes of positions must be in [" + std::to_string(least) + ", " +
-              std::to_string(most) + "]");
+  return DamagedVector(std::to_string(nbytes) + " bytes of positions must be in [" + std::to_string(least) + ", " +
+                       std::to_string(most) + "]");
 }
 
-Status DecodeSparse(const SparseHead& head, const char* body, int64_t begin, int64_t elements, BufferPool* pool,
+Status DecodeSparse(const VectorHead& head, const char* body, int64_t begin, int64_t elements, BufferPool* pool,
                     SparseVector* vector) {
-  HVD_EXT_RETURN_IF_ERROR(CheckHead(head, elements));
+  HVD_EXT_RETURN_IF_ERROR(CheckSparseHead(head, elements));
   vector->Reserve(head.count, pool);
-  vector->wire = head.values;
-  vector->marked = (head.marks & SparseHead::kNotFinite) != 0;
+  vector->wire = ValuesOf(head);
   int32_t* positions = vector->position();
   float* values = vector->value();
   HVD_EXT_RETURN_IF_ERROR(ForEachEntry(head, body, elements, [=](int64_t i, int64_t position, float value) {
@@ -223,7 +215,7 @@ Status DecodeSparse(const SparseHead& head, const char* body, int64_t begin, int
   return Status::Ok();
 }
 
-Status AddSparse(const SparseHead& head, const char* body, float* data, int64_t elements) {
+Status AddSparse(const VectorHead& head, const char* body, float* data, int64_t elements) {
   return ForEachEntry(head, body, elements, [=](int64_t, int64_t position, float value) { data[position] += value; });
 }
 

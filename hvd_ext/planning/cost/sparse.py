@@ -43,12 +43,14 @@ class Sparsity:
         entry_nbytes: the mean number of bytes of a value and its index, as sent.
         select_s_per_element: the time of a pass over memory, such as a selection, in seconds per element.
         add_s_per_entry: the time to add an entry to a buffer, in seconds.
+        merges: whether vectors can be packed and merged; if not, plans with such rows do not apply.
     """
 
     density: float
     entry_nbytes: float = ENTRY_NBYTES
     select_s_per_element: float = SELECT_S_PER_ELEMENT
     add_s_per_entry: float = ADD_S_PER_ENTRY
+    merges: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.density <= 1:

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hvd_ext.compression import Codec
 from hvd_ext.compression.momentum import Momentum
-from hvd_ext.compression.topk import TopK
 from hvd_ext.engine.partial import Partial
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import banner, consensus, runtime
@@ -56,7 +56,7 @@ def open_channel(
     kinds: str | None = None,
     owner: runtime.Runtime | None = None,
     groups: Groups = None,
-    topk: TopK | None = None,
+    topk: Codec | None = None,
     sparse_algorithm: str = "hitopk",
     momentum: Momentum | None = None,
     facts: Callable[[], dict[str, Any]] | None = None,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_ext.compression import density
 from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job import consensus
@@ -43,7 +42,7 @@ class Feedback:
 
     Args:
         label: the optimizer or tape, for messages.
-        options: options with a `TopK`.
+        options: options with a codec.
         job: the runtime of the ranks that take part.
         first_step: the number of update steps so far; the same on all ranks.
         momentum: that the gradients go through; None for none.
@@ -68,7 +67,7 @@ class Feedback:
         self._momentum, self._keys = momentum, keys
         self._label, self._options, self._job, self._name = label, options, job, name
         self._skipping = Skipping(label) if ends else None
-        self._schedule, self._until = density.schedule(options.topk), options.topk.until
+        self._schedule, self._until = options.topk.schedule, options.topk.until
         with tf.init_scope(), tf.device("CPU:0"):
             self._steps = tf.Variable(first_step, dtype=tf.int64, trainable=False, name="hvd_ext_topk_steps")
             self._flushing: dict[Channel, tf.Variable] = {}

@@ -1,0 +1,124 @@
+"""What a lossy codec with error feedback tells the planner, the policies and the engine."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from hvd_ext.errors import InvalidError
+
+if TYPE_CHECKING:
+    from hvd_ext.compression.density import Schedule
+
+Where = Literal["everywhere", "needed"]
+
+
+class Codec(abc.ABC):
+    """Options of a user that make a gradient smaller before it leaves a host, and keep the rest in a residual.
+
+    A codec is a frozen dataclass of the values below, the ones that users may set as its fields, and a file
+    `tf_ops/engine/codec_NAME.cc`. The density of a step is the share of the bytes that it sends, in entries of
+    `entry_nbytes`, and a step of density 1 is dense.
+    """
+
+    number: ClassVar[int]  # `CodecName` of tf_ops/engine/engine.h
+    merges: ClassVar[bool] = False  # whether vectors can be packed and merged (PACK, TAKE and MERGE of a plan)
+
+    density: float | Literal["auto"]
+    height: int | None  # the levels of the topology in which whole gradients are added up first; None for the fastest
+    min_elements: int  # tensors with fewer elements stay dense
+    vectors: bool  # whether tensors of rank 1 and 0 are compressed
+    clip: float | None  # the norm to which the gradients of all ranks together are clipped
+    where: Where = "everywhere"
+    until: int | None = None  # the update step from which gradients are sent whole
+    momentum_correction: bool | Literal["auto"] = False
+
+    @property
+    @abc.abstractmethod
+    def schedule(self) -> Schedule:
+        """The density of each step."""
+
+    @property
+    @abc.abstractmethod
+    def entry_nbytes(self) -> float:
+        """The mean number of bytes of a value and its index, as sent."""
+
+    @property
+    def label(self) -> str:
+        """The codec with its first option, for messages."""
+        first = dataclasses.fields(self)[0].name  # type: ignore[arg-type]
+        return f"{type(self).__name__}({first}={getattr(self, first)!r})"
+
+    def selection(self) -> dict[str, Any]:
+        """Return the codec's own values of `planning.bucket_layout.Selection`."""
+        return {}
+
+    def described(self) -> dict[str, Any]:
+        """Return the options by name as plain values, so that the ranks can compare them."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    def takes(self, shape: Sequence[int], dtype: str) -> bool:
+        """Whether a gradient may be compressed.
+
+        Args:
+            shape: the shape of the gradient.
+            dtype: NumPy's name of its dtype; only float32 may be compressed.
+        """
+        elements = math.prod(shape)
+        return dtype == "float32" and elements >= max(1, self.min_elements) and (self.vectors or len(shape) > 1)
+
+    @classmethod
+    def from_text(cls, name: str, text: str) -> Self:
+        """Read options from a command line.
+
+        Args:
+            name: the codec's, for messages.
+            text: a value of the first field, or "density=0.01,wire=bf16" with fields by name. Values are read as YAML.
+
+        Raises:
+            InvalidError: there is no such field, or a value breaks its rule.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        values: dict[str, Any] = {}
+        for index, part in enumerate(text.split(",") if text else []):
+            field, equals, value = part.partition("=")
+            if not equals and index == 0:
+                field, value = known[0], part
+            if field not in known:
+                raise InvalidError(
+                    f"compression ({f'{name}:{text}'!r}): {cls.__name__} has no field {field!r}; its fields are "
+                    f"{', '.join(known)}"
+                )
+            values[field] = cls._parsed(field, value, f"{name}:{text}")
+        return cls(**values)
+
+    @classmethod
+    def _parsed(cls, field: str, value: str, text: str) -> Any:
+        import yaml
+
+        return yaml.safe_load(value)
+
+    def _check_common(self) -> None:
+        """Check the options that all codecs have."""
+        name = type(self).__name__
+        if not isinstance(self.vectors, bool):
+            raise InvalidError(f"{name}, vectors ({self.vectors!r}): must be True or False")
+        if not is_whole(self.min_elements) or self.min_elements < 0:
+            raise InvalidError(f"{name}, min_elements ({self.min_elements!r}): must be a whole number from 0")
+        if self.height is not None and (not is_whole(self.height) or self.height < 1):
+            raise InvalidError(f"{name}, height ({self.height!r}): must be a whole number from 1, or None")
+        if self.clip is not None and (not is_number(self.clip) or not self.clip > 0):
+            raise InvalidError(f"{name}, clip ({self.clip!r}): must be a number above 0, or None")
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is an integer, and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a finite number, and no bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

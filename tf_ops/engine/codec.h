@@ -1,0 +1,109 @@
+// How a bucket's values are written into messages. Two kinds of codecs, one for each kind of rows (plan/ir.def):
+// - A DenseCodec writes the elements of SEND, RECV and RECV_REDUCE: as they are, or as halves.
+// - A VectorCodec writes a rank's vector of a shard, which SELECT makes from the sum and the residual: the largest
+//   elements (codec_topk.cc), or signs (codec_sign.cc). What it does not send stays in the residual.
+// A codec is one file and one line in codec.cc.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+
+#include "base/status.h"
+#include "engine/buffer_pool.h"
+#include "engine/error_feedback.h"
+#include "kernels/reduce.h"
+#include "kernels/topk.h"
+#include "plan/plan.h"
+
+namespace hvd_ext {
+
+class DenseCodec {
+ public:
+  virtual ~DenseCodec() = default;
+  // Whether a message has the bytes of the buffer, so that it is sent from there, received there, and added from the
+  // peer's memory. If so, only Nbytes and Combine are called.
+  virtual bool IsPlain() const { return false; }
+  // Whether messages say how many ranks' values their sums have.
+  virtual bool CountsTerms() const { return false; }
+  virtual int64_t Nbytes(int64_t elements) const = 0;
+  // `data` becomes what the message says, so that the sender and the receivers go on with the same bits.
+  virtual void Write(char* message, char* data, int64_t elements, int32_t terms) const = 0;
+  virtual int32_t Terms(const char* message, int64_t elements) const = 0;
+  virtual void Read(const char* message, char* data, int64_t elements) const = 0;
+  virtual void Combine(const char* message, char* data, int64_t elements) const = 0;
+  // At the end of a segment, in which the values of all ranks are added up: what ranks have sent on is rounded, and
+  // now it is on all ranks.
+  virtual void Finish(char* data, int64_t elements, int ranks) const = 0;
+};
+
+// `wire`: float16 or bfloat16, in which float32 is sent and added in float32.
+std::unique_ptr<const DenseCodec> MakeDenseCodec(DType dtype, std::optional<DType> wire, ReduceOp op);
+
+// Precedes the body of each message of a vector. A receiver checks it before it takes memory for the body.
+struct VectorHead {
+  static constexpr uint32_t kMagic = 0x70cc5e1f;
+  static constexpr uint32_t kNotFinite = 1;
+
+  int64_t body_nbytes = 0;
+  int64_t count = 0;   // entries
+  int32_t values = 0;  // the dtype of the values
+  int32_t form = 0;    // the codec's
+  uint32_t marks = 0;  // of the run: SparseRun sets them
+  uint32_t magic = kMagic;
+};
+static_assert(sizeof(VectorHead) == 32, "the head is sent as it is");
+
+struct VectorMessage {
+  VectorHead head;
+  Buffer body;
+  int64_t value_nbytes = 0, index_nbytes = 0;  // of the body
+};
+
+Status DamagedVector(const std::string& what);
+
+// What SELECT and MERGE work with.
+struct VectorWork {
+  TopKStep step;
+  uint64_t seed = 0;  // another one in each step
+  TopKScratch* scratch = nullptr;
+  BufferPool* pool = nullptr;
+};
+
+// The vector of one run. Ranges are elements of the bucket.
+class VectorCodec {
+ public:
+  virtual ~VectorCodec() = default;
+
+  // Makes the vector from the shard in the bucket's buffer and from the residual, and writes the next residual.
+  virtual void Select(const VectorWork& work, const float* shard) = 0;
+  // Writes the part in [begin, begin + elements).
+  virtual VectorMessage Write(int64_t begin, int64_t elements, BufferPool* pool) const = 0;
+  // Refuses a head that no message about `elements` elements has. A head that passes bounds the body's length.
+  virtual Status CheckHead(const VectorHead& head, int64_t elements) const = 0;
+  // Adds the own vector to the bucket, or a message to the elements that it is about.
+  virtual void Add(int64_t begin, int64_t elements, float* bucket) const = 0;
+  virtual Status Add(const VectorMessage& message, float* data, int64_t elements) const = 0;
+  // A value was not finite when the vector was made.
+  bool marked() const { return marked_; }
+
+  // Plans with PACK, TAKE or MERGE need a codec that has them. PACK makes the vector of what is not zero; TAKE makes it
+  // from a message; MERGE adds a message, keeps as many entries as a step selects, and returns the rest to the
+  // residual.
+  virtual Status Pack(const VectorWork& work, int64_t begin, int64_t elements, float* data);
+  virtual Status Take(const VectorWork& work, const VectorMessage* message, int64_t begin, int64_t elements);
+  virtual Status Merge(const VectorWork& work, const VectorMessage& message, int64_t begin, int64_t elements);
+
+ protected:
+  bool marked_ = false;
+};
+
+std::unique_ptr<VectorCodec> MakeVectorCodec(std::shared_ptr<Feedback> feedback);
+bool IsVectorCodec(CodecName name);
+
+// The codecs' own functions; codec.cc lists them.
+std::unique_ptr<VectorCodec> MakeTopKCodec(std::shared_ptr<Feedback> feedback);
+std::unique_ptr<VectorCodec> MakeSignCodec(std::shared_ptr<Feedback> feedback);
+
+}  // namespace hvd_ext

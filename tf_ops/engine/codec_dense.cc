@@ -1,0 +1,102 @@
+#include <algorithm>
+#include <cstring>
+
+#include "engine/codec.h"
+
+namespace hvd_ext {
+namespace {
+
+class Plain : public DenseCodec {
+ public:
+  Plain(DType dtype, ReduceOp op) : dtype_(dtype), op_(op) {}
+
+  bool IsPlain() const override { return true; }
+  int64_t Nbytes(int64_t elements) const override { return elements * static_cast<int64_t>(SizeOf(dtype_)); }
+  void Write(char* message, char* data, int64_t elements, int32_t) const override { Read(data, message, elements); }
+  int32_t Terms(const char*, int64_t) const override { return 1; }
+  void Read(const char* message, char* data, int64_t elements) const override {
+    std::memcpy(data, message, static_cast<size_t>(Nbytes(elements)));
+  }
+  void Combine(const char* message, char* data, int64_t elements) const override {
+    hvd_ext::Combine(op_, dtype_, data, message, elements);
+  }
+  void Finish(char*, int64_t, int) const override {}
+
+ private:
+  const DType dtype_;
+  const ReduceOp op_;
+};
+
+class Half : public DenseCodec {
+ public:
+  Half(DType wire, ReduceOp op) : wire_(wire), op_(op) {}
+
+  int64_t Nbytes(int64_t elements) const override { return 2 * elements; }
+  void Write(char* message, char* data, int64_t elements, int32_t) const override {
+    Narrow(wire_, message, Floats(data), elements);
+  }
+  int32_t Terms(const char*, int64_t) const override { return 1; }
+  void Read(const char* message, char* data, int64_t elements) const override {
+    Widen(wire_, Floats(data), message, elements);
+  }
+  void Combine(const char* message, char* data, int64_t elements) const override {
+    CombineWidened(op_, wire_, Floats(data), message, elements);
+  }
+  void Finish(char* data, int64_t elements, int) const override { Round(wire_, Floats(data), elements); }
+
+ protected:
+  static float* Floats(char* data) { return reinterpret_cast<float*>(data); }
+
+ private:
+  const DType wire_;
+  const ReduceOp op_;
+};
+
+// Sums that are sent as float16. A sum of n values is sent divided by a power of two from n on, and so does not leave
+// float16's range where the values are in it; their number is sent behind it. Scaling by the number of values that a
+// message holds, and not by that of the ranks, keeps the small values of the first rounds out of float16's denormals.
+class ScaledHalf : public Half {
+ public:
+  explicit ScaledHalf(ReduceOp op) : Half(kWire, op) {}
+
+  bool CountsTerms() const override { return true; }
+  int64_t Nbytes(int64_t elements) const override { return 2 * elements + static_cast<int64_t>(sizeof(int32_t)); }
+  void Write(char* message, char* data, int64_t elements, int32_t terms) const override {
+    std::memcpy(message + 2 * elements, &terms, sizeof(terms));
+    Narrow(kWire, message, Floats(data), elements, Scale(terms));
+  }
+  int32_t Terms(const char* message, int64_t elements) const override {
+    int32_t terms = 1;
+    std::memcpy(&terms, message + 2 * elements, sizeof(terms));
+    return terms;
+  }
+  void Read(const char* message, char* data, int64_t elements) const override {
+    Widen(kWire, Floats(data), message, elements, Scale(Terms(message, elements)));
+  }
+  void Combine(const char* message, char* data, int64_t elements) const override {
+    AddWidened(kWire, Floats(data), message, elements, Scale(Terms(message, elements)));
+  }
+  void Finish(char* data, int64_t elements, int ranks) const override {
+    Round(kWire, Floats(data), elements, Scale(ranks));
+  }
+
+ private:
+  static constexpr DType kWire = DType::kFloat16;
+
+  static float Scale(int32_t terms) {
+    float scale = 1;
+    while (scale < static_cast<float>(terms)) scale *= 2;
+    return scale;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<const DenseCodec> MakeDenseCodec(DType dtype, std::optional<DType> wire, ReduceOp op) {
+  if (!wire) return std::make_unique<Plain>(dtype, op);
+  const bool sums = op == ReduceOp::kSum || op == ReduceOp::kAverage;
+  if (*wire == DType::kFloat16 && sums) return std::make_unique<ScaledHalf>(op);
+  return std::make_unique<Half>(*wire, op);
+}
+
+}  // namespace hvd_ext

@@ -1,0 +1,152 @@
+// The largest elements of a shard (kernels/topk.h), as entries (sparse_vector.h).
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "engine/codec.h"
+#include "engine/sparse_vector.h"
+
+namespace hvd_ext {
+namespace {
+
+class TopKCodec : public VectorCodec {
+ public:
+  explicit TopKCodec(std::shared_ptr<Feedback> feedback) : feedback_(std::move(feedback)) {}
+
+  void Select(const VectorWork& work, const float* shard) override {
+    const std::vector<int64_t>& cuts = feedback_->cuts();
+    const int64_t begin = cuts.front();
+    std::vector<TopKSegment> segments;
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      segments.push_back({cuts[i] - begin, cuts[i + 1] - cuts[i], feedback_->EntriesIn(work.step.density, i)});
+    }
+    own_.Reserve(feedback_->EntriesAt(work.step.density), work.pool);
+    own_.wire = feedback_->spec().value_wire;
+    std::vector<int64_t> counts(segments.size(), 0);
+    TopKOptions options = feedback_->spec().selection;
+    options.seed = work.seed;
+    int32_t* positions = own_.position();
+    float* values = own_.value();
+    TopKErrorFeedback(options, feedback_->Arrays(work.step, shard), segments.data(),
+                      static_cast<int64_t>(segments.size()), work.scratch, nullptr, counts.data(), positions,
+                      /*wide=*/false, values, &marked_);
+    int64_t place = 0;  // of a segment's picks
+    for (size_t s = 0; s < segments.size(); ++s) {
+      for (int64_t i = place; i < place + counts[s]; ++i) Put(begin + positions[i], values[i]);
+      place += segments[s].k;
+    }
+  }
+
+  VectorMessage Write(int64_t begin, int64_t elements, BufferPool* pool) const override {
+    return EncodeSparse(own_, begin, elements, feedback_->spec().indices, pool);
+  }
+
+  Status CheckHead(const VectorHead& head, int64_t elements) const override { return CheckSparseHead(head, elements); }
+
+  void Add(int64_t begin, int64_t elements, float* bucket) const override {
+    const int32_t* positions = own_.position();
+    const float* values = own_.value();
+    for (int64_t i = own_.Find(begin), end = own_.Find(begin + elements); i < end; ++i) {
+      bucket[positions[i]] += values[i];
+    }
+  }
+
+  Status Add(const VectorMessage& message, float* data, int64_t elements) const override {
+    return AddSparse(message.head, message.body.data(), data, elements);
+  }
+
+  Status Pack(const VectorWork& work, int64_t begin, int64_t elements, float* data) override {
+    int64_t count = 0;
+    for (int64_t i = 0; i < elements; ++i) count += (BitsOf(data[i]) & 0x7fffffffu) != 0;
+    own_.Reserve(count, work.pool);
+    own_.wire = DType::kFloat32;
+    marked_ = false;
+    for (int64_t i = 0; i < elements; ++i) {
+      if ((BitsOf(data[i]) & 0x7fffffffu) == 0) {
+        data[i] = 0;
+        continue;
+      }
+      own_.position()[own_.count] = static_cast<int32_t>(begin + i);
+      own_.value()[own_.count++] = data[i];
+    }
+    return Status::Ok();
+  }
+
+  Status Take(const VectorWork& work, const VectorMessage* message, int64_t begin, int64_t elements) override {
+    own_ = SparseVector();
+    marked_ = message != nullptr && (message->head.marks & VectorHead::kNotFinite) != 0;
+    if (message == nullptr) return Status::Ok();  // of units without elements
+    return DecodeSparse(message->head, message->body.data(), begin, elements, work.pool, &own_);
+  }
+
+  Status Merge(const VectorWork& work, const VectorMessage& message, int64_t begin, int64_t elements) override {
+    SparseVector other, sum;
+    HVD_EXT_RETURN_IF_ERROR(DecodeSparse(message.head, message.body.data(), begin, elements, work.pool, &other));
+    sum.Reserve(own_.count + other.count, work.pool);
+    sum.wire = own_.wire;
+    marked_ |= (message.head.marks & VectorHead::kNotFinite) != 0;
+    auto put = [&sum](int32_t position, float value) {
+      sum.position()[sum.count] = position;
+      sum.value()[sum.count++] = value;
+    };
+    for (int64_t i = 0, j = 0; i < own_.count || j < other.count;) {
+      const int64_t mine = i < own_.count ? own_.position()[i] : std::numeric_limits<int64_t>::max();
+      const int64_t theirs = j < other.count ? other.position()[j] : std::numeric_limits<int64_t>::max();
+      if (mine == theirs) {
+        put(static_cast<int32_t>(mine), own_.value()[i++] + other.value()[j++]);
+      } else if (mine < theirs) {
+        put(static_cast<int32_t>(mine), own_.value()[i++]);
+      } else {
+        put(static_cast<int32_t>(theirs), other.value()[j++]);
+      }
+    }
+    return Shorten(work, std::move(sum));
+  }
+
+ private:
+  // Puts a pick behind the entries, and what rounding takes from it into the residual. A pick is not read again.
+  void Put(int64_t position, float value) {
+    const float sent = RoundForWire(own_.wire, value);
+    marked_ |= IsTooLarge(value, sent);
+    if (sent != value) feedback_->Return(position, value - sent);
+    own_.position()[own_.count] = static_cast<int32_t>(position);
+    own_.value()[own_.count++] = sent;
+  }
+
+  // Keeps the largest entries of a sum, as many as a step selects.
+  Status Shorten(const VectorWork& work, SparseVector sum) {
+    const int64_t k = std::min(sum.count, feedback_->EntriesAt(work.step.density));
+    TopKSegment all{0, sum.count, k};
+    Buffer picks = work.pool->Take(k * 4);
+    auto* pick = reinterpret_cast<int32_t*>(picks.data());
+    int64_t count = 0;
+    bool not_finite = false;
+    TopK(TopKOptions{}, DType::kFloat32, sum.value(), &all, 1, work.scratch, nullptr, &count, pick, /*wide=*/false,
+         nullptr, &not_finite);
+    marked_ |= not_finite;
+    own_ = std::move(sum);
+    const int64_t entries = std::exchange(own_.count, 0);
+    for (int64_t i = 0; i < entries; ++i) {
+      const int32_t position = own_.position()[i];
+      const float value = own_.value()[i];
+      if (own_.count == k || pick[own_.count] != i) {
+        if (value != 0) feedback_->Return(position, value);
+      } else {
+        Put(position, value);
+      }
+    }
+    return Status::Ok();
+  }
+
+  const std::shared_ptr<Feedback> feedback_;
+  SparseVector own_;
+};
+
+}  // namespace
+
+std::unique_ptr<VectorCodec> MakeTopKCodec(std::shared_ptr<Feedback> feedback) {
+  return std::make_unique<TopKCodec>(std::move(feedback));
+}
+
+}  // namespace hvd_ext
