@@ -132,8 +132,7 @@ inline std::shared_ptr<Engine> StartEngine(const std::shared_ptr<Transport>& tra
 // Numbers of ranks for what must hold for any: all up to `most`; under sanitizers, over other transports than that
 // between threads, and on other devices than the host, 1, 2, 3 and `most`.
 inline std::vector<int> Sizes(int most) {
-  const bool few =
-      IsSanitized() || TransportsOfEngines() != MakeThreadTransports || DeviceOfEngines() != nullptr;
+  const bool few = IsSanitized() || TransportsOfEngines() != MakeThreadTransports || DeviceOfEngines() != nullptr;
   std::vector<int> sizes;
   for (int size = 1; size <= most; ++size) {
     if (!few || size < 4 || size == most) sizes.push_back(size);

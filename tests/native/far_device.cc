@@ -27,7 +27,8 @@ Errors& TheErrors() {
 }
 
 char* Reserve(int64_t nbytes) {
-  void* space = mmap(nullptr, static_cast<size_t>(nbytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* space =
+      mmap(nullptr, static_cast<size_t>(nbytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (space == MAP_FAILED) throw std::bad_alloc();
   return static_cast<char*>(space);
 }
@@ -142,7 +143,8 @@ char* FarDevice::Allocate(int64_t nbytes) {
 bool FarDevice::IsQueued(const Use& use) const {
   return std::any_of(waiting_.begin(), waiting_.end(), [&](const Waiting& queue) {
     return std::any_of(queue.operations.begin(), queue.operations.end(), [&](const Operation& operation) {
-      return std::any_of(operation.uses.begin(), operation.uses.end(), [&](const Use& each) { return each.Meets(use); });
+      return std::any_of(operation.uses.begin(), operation.uses.end(),
+                         [&](const Use& each) { return each.Meets(use); });
     });
   });
 }
@@ -221,7 +223,8 @@ void FarDevice::CheckRead(const Use& use) {
   Block* block = BlockOf(use.data, use.nbytes, &offset);
   if (block == nullptr) return;
   const auto begin = block->written.begin() + offset;
-  if (use.reads && std::find(begin, begin + use.nbytes, 0) != begin + use.nbytes) Fail("memory is read before it is written");
+  if (use.reads && std::find(begin, begin + use.nbytes, 0) != begin + use.nbytes)
+    Fail("memory is read before it is written");
   if (use.writes) std::fill_n(begin, use.nbytes, 1);
 }
 

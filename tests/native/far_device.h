@@ -1,10 +1,11 @@
-// A device that finds missing copies and waits. A plain load or store of its memory ends the process. Its operations run
-// on a thread of its own, late, and those of different queues in a random order.
+// A device that finds missing copies and waits. A plain load or store of its memory ends the process. Its operations
+// run on a thread of its own, late, and those of different queues in a random order.
 //
 // A call throws std::runtime_error, and TakeErrors gives the words, where an operation
 // - uses memory that is not allocated or not pinned, or reads memory that was not written since it was allocated or
 //   forgotten;
-// - uses memory that an operation of another queue uses, of which no call of Done has said that it has ended, and one of
+// - uses memory that an operation of another queue uses, of which no call of Done has said that it has ended, and one
+// of
 //   them writes there;
 // - reads host memory that has changed since the operation was queued.
 // Host memory that an operation is going to write, or that is forgotten, is filled with kPoison meanwhile.
@@ -62,7 +63,8 @@ class FarDevice : public Device {
   struct Waiting {
     std::deque<Operation> operations;  // that have not ended; the first may be running
     int64_t last = 0, done = 0, seen = 0;
-    std::deque<std::pair<int64_t, std::vector<Use>>> unseen;  // of operations of which Done has not said that they ended
+    std::deque<std::pair<int64_t, std::vector<Use>>>
+        unseen;  // of operations of which Done has not said that they ended
   };
   struct Block {
     int64_t nbytes;

@@ -20,7 +20,9 @@ void AgainFar(MakeTransports transports, const std::vector<std::string>& beginni
   if (!errors.empty()) throw Failure(errors);
 }
 
-TEST("far device: dense calls and channels pass") { AgainFar(MakeThreadTransports, {"engine: ", "parts: ", "channel: "}); }
+TEST("far device: dense calls and channels pass") {
+  AgainFar(MakeThreadTransports, {"engine: ", "parts: ", "channel: "});
+}
 
 TEST("far device: halves pass") { AgainFar(MakeThreadTransports, {"wire: "}); }
 
@@ -60,7 +62,8 @@ struct Far {
     } catch (const std::runtime_error& error) {
       seen = error.what();
     }
-    if (seen.find(words) == std::string::npos) throw Failure("must be refused with '" + words + "', got '" + seen + "'");
+    if (seen.find(words) == std::string::npos)
+      throw Failure("must be refused with '" + words + "', got '" + seen + "'");
   }
 };
 

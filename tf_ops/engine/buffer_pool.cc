@@ -95,7 +95,8 @@ Buffer::~Buffer() {
   if (data_ == nullptr) return;
   Shelves::Returned returned{data_};
   if (shelves_->queues) {
-    for (int i = 0; i < Device::kQueues; ++i) returned.last[static_cast<size_t>(i)] = shelves_->device->queue(i)->Last();
+    for (int i = 0; i < Device::kQueues; ++i)
+      returned.last[static_cast<size_t>(i)] = shelves_->device->queue(i)->Last();
     shelves_->device->Forget(data_, CapacityOf(size_class_));
   }
   MutexLock lock(&shelves_->mutex);

@@ -74,10 +74,10 @@ class Channel {
       HVD_EXT_EXCLUDES(state_mutex_, mutex_);
 
   // A submit is Reserve, Core::Fill of `to`, then Arrive with its input, which says how many more buckets are full. For
-  // each of them the engine's thread takes one with TakeFull. Where Reserve gives `arriving`, the tensor is large and the last that its
-  // bucket lacks: the bucket is full already, and the copy says how far it is.
-  // All ranks must start their buckets in one order, which is that of
-  // TakeFull: threads whose submits fill two buckets may tell the engine's thread so in either order.
+  // each of them the engine's thread takes one with TakeFull. Where Reserve gives `arriving`, the tensor is large and
+  // the last that its bucket lacks: the bucket is full already, and the copy says how far it is. All ranks must start
+  // their buckets in one order, which is that of TakeFull: threads whose submits fill two buckets may tell the engine's
+  // thread so in either order.
   Status Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::shared_ptr<ChannelStep>* step, char** to,
                  std::shared_ptr<Arriving>* arriving) HVD_EXT_EXCLUDES(mutex_);
   Status Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, int64_t input, int64_t* full)

@@ -35,8 +35,8 @@ struct Core {
   std::shared_ptr<Buffer> ResultOf(const std::shared_ptr<Buffer>& buffer) {
     return device->IsHost() ? buffer : std::make_shared<Buffer>(messages.Take(buffer->nbytes()));
   }
-  // Has `write(char* at)` write `nbytes` bytes that belong to `to`, which lies in a buffer of `pool`. They are there when
-  // the input that is returned has ended.
+  // Has `write(char* at)` write `nbytes` bytes that belong to `to`, which lies in a buffer of `pool`. They are there
+  // when the input that is returned has ended.
   template <typename Write>
   int64_t Fill(char* to, int64_t nbytes, const Write& write) {
     if (device->IsHost()) {
