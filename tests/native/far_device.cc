@@ -14,7 +14,8 @@ namespace hvd_ext::test {
 namespace {
 
 constexpr int64_t kPage = 4096;
-constexpr unsigned kLongest_us = 60;
+// An operation in four sleeps before it runs, at the longest for this time.
+constexpr unsigned kSleeps = 4, kLongest_us = 150;
 
 struct Errors {
   std::mutex mutex;
@@ -232,6 +233,7 @@ void FarDevice::Push(int number_of_queue, std::vector<Use> uses, std::function<v
   std::lock_guard<std::mutex> lock(mutex_);
   if (!error_.empty()) throw std::runtime_error(error_);
   uses.erase(std::remove_if(uses.begin(), uses.end(), [](const Use& use) { return use.nbytes == 0; }), uses.end());
+  if (uses.empty()) return;  // of no elements
   Operation operation{uses, {}, std::move(run)};
   for (const Use& use : uses) {
     int64_t offset = 0;
@@ -283,9 +285,9 @@ void FarDevice::Run() {
     }
     Waiting* queue = queues[random_() % queues.size()];
     Operation& operation = queue->operations.front();
-    const auto delay = std::chrono::microseconds(random_() % kLongest_us);
+    const unsigned delay_us = random_() % kSleeps == 0 ? random_() % kLongest_us : 0;
     lock.unlock();
-    std::this_thread::sleep_for(delay);
+    if (delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
     bool changed = false;
     for (size_t i = 0; i < operation.uses.size(); ++i) {
       const Use& use = operation.uses[i];

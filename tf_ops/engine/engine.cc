@@ -237,25 +237,28 @@ Status Engine::Submit(int64_t channel, int64_t tensor, const void* data, int64_t
     HVD_EXT_RETURN_IF_ERROR(found->partial()->Arrive(*ticket, tensor, &whole));
     return whole ? state_->PostArrival(found) : Status::Ok();
   }
+  int64_t input = 0;
   try {
     HVD_EXT_RETURN_IF_ERROR(found->Reserve(tensor, nbytes, &state_->core.pool, &step, &to, &arriving));
+    *ticket = step->number;
+    if (arriving != nullptr && !state_->PostFull(found)) return state_->registry.Usable();
+    input = state_->core.Fill(to, nbytes, [&](char* into) {
+      for (int64_t at = 0; at < nbytes;) {
+        const int64_t piece = std::min(nbytes - at, kCopyNbytes);
+        std::memcpy(into + at, static_cast<const char*>(data) + at, static_cast<size_t>(piece));
+        at += piece;
+        if (arriving != nullptr) {
+          arriving->copied.fetch_add(piece, std::memory_order_release);
+          state_->core.transport->doorbell()->Ring(/*from_peer=*/false);
+        }
+        if (progress != nullptr) progress->Copied(piece);
+      }
+    });
   } catch (const std::bad_alloc&) {
     return Internal("submit: no memory for a bucket of '" + found->name() + "'");
+  } catch (const std::exception& e) {
+    return Internal("submit to '" + found->name() + "': " + e.what());
   }
-  *ticket = step->number;
-  if (arriving != nullptr && !state_->PostFull(found)) return state_->registry.Usable();
-  const int64_t input = state_->core.Fill(to, nbytes, [&](char* into) {
-    for (int64_t at = 0; at < nbytes;) {
-      const int64_t piece = std::min(nbytes - at, kCopyNbytes);
-      std::memcpy(into + at, static_cast<const char*>(data) + at, static_cast<size_t>(piece));
-      at += piece;
-      if (arriving != nullptr) {
-        arriving->copied.fetch_add(piece, std::memory_order_release);
-        state_->core.transport->doorbell()->Ring(/*from_peer=*/false);
-      }
-      if (progress != nullptr) progress->Copied(piece);
-    }
-  });
   int64_t full = 0;
   HVD_EXT_RETURN_IF_ERROR(found->Arrive(step, tensor, input, &full));
   for (; full > 0; --full) {
