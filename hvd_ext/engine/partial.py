@@ -20,7 +20,7 @@ from hvd_ext.engine.native import call as _call
 from hvd_ext.errors import InvalidError
 
 MODES = ("full", "solo", "majority", "quorum")  # by their numbers in the engine (Sync of rounds.h)
-KEPT_ROUNDS = 10_000  # of which the engine keeps what is known (kRoundsKept of partial_steps.cc)
+KEPT_ROUNDS = 10_000  # of which the engine keeps what is known (kRoundsKept of partial_gate.cc)
 
 
 @dataclasses.dataclass(frozen=True)

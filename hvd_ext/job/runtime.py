@@ -27,7 +27,7 @@ KIB = 1 << 10
 SIZE_CLASSES: tuple[int, ...] = (4 * KIB, 64 * KIB, 1024 * KIB, 16 * 1024 * KIB, 256 * 1024 * KIB)
 
 
-TABLE_NBYTES = 8  # of a rank in the table of who takes part in a round (PartialSteps::TableElements)
+TABLE_NBYTES = 8  # of a rank in the table of who takes part in a round (PartialGate::TableElements)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -296,7 +296,8 @@ TEST("partial rounds: what cannot be is refused in words") {
   CHECK_FAILS(engine->Submit(channel, 3, &value, 8, &ticket), Code::kInvalid, "bytes");
   CHECK_OK(engine->Submit(channel, 3, &value, 4, &ticket));
   CHECK_FAILS(engine->Submit(channel, 3, &value, 4, &ticket), Code::kInvalid, "twice");
-  CHECK_FAILS(engine->BeginStep(channel), Code::kInvalid, "half-way: 'a', 'b', 'c' were not submitted");
+  CHECK_FAILS(engine->BeginStep(channel), Code::kInvalid,
+              "half-way: 1 of 4 tensors were submitted ('a', 'b', 'c' were not); nothing of it has been sent");
   Stepped(engine, channel, 1);
   spec.partial.reset();
   CHECK_OK(engine->OpenChannel(spec, &plain));

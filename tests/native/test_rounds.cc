@@ -1,9 +1,11 @@
 // The rules of partial rounds without an engine: who opens a round, and who takes part when.
 #include <algorithm>
+#include <cstring>
 #include <random>
 
+#include "engine/channel.h"
+#include "engine/partial_gate.h"
 #include "engine/partial_rounds.h"
-#include "engine/partial_steps.h"
 #include "engine/rounds.h"
 #include "harness.h"
 
@@ -58,39 +60,118 @@ TEST("rounds: a rank that has left takes part in all rounds up to the end, and t
   }
 }
 
+// A partial channel of one rank with one tensor of one element, without an engine.
+struct Alone {
+  Alone() {
+    ChannelSpec spec;
+    spec.name = "Adam";
+    spec.tensor_names = {"a", "who takes part"};
+    spec.elements = {1, PartialGate::TableElements(1)};
+    spec.buckets = {{DType::kFloat32, ReduceOp::kSum, 0, 0, {0}}, {DType::kInt32, ReduceOp::kSum, 0, 0, {1}}};
+    const auto plan = std::make_shared<const Plan>();
+    std::shared_ptr<const Layout> layout;
+    CHECK_OK(Layout::Make(spec, {plan, plan}, {nullptr, nullptr}, &layout));
+    PartialSpec partial;
+    partial.rules = Rules(Sync::kSolo);
+    gate = std::make_shared<PartialGate>("Adam", layout, partial, 0, 1, &pool);
+    channel = std::make_unique<Channel>("Adam", std::vector<std::string>{"a"}, layout, 1, gate, nullptr);
+  }
+
+  // A step of this rank; returns where the tensor was submitted to.
+  const char* Submit(float value) {
+    Channel::Begun begun;
+    CHECK_OK(channel->BeginStep(std::nullopt, /*skips=*/false, &begun));
+    std::shared_ptr<ChannelStep> step;
+    std::shared_ptr<Arriving> arriving;
+    char* to = nullptr;
+    CHECK_OK(channel->Reserve(0, 4, &pool, &step, &to, &arriving));
+    std::memcpy(to, &value, sizeof(value));
+    bool ready = false;
+    CHECK_OK(channel->Arrive(step, 0, &ready));
+    CHECK(ready);
+    return to;
+  }
+
+  // Begins the next round; returns its runs.
+  std::vector<Channel::Ready> Begin() {
+    CHECK(channel->BeginRound());
+    std::vector<Channel::Ready> runs(2);
+    for (Channel::Ready& run : runs) CHECK(channel->TakeReady(&run));
+    return runs;
+  }
+
+  void End(const std::vector<Channel::Ready>& runs) {
+    std::vector<Delivery> ended;
+    for (const Channel::Ready& run : runs) channel->EndRun(run.step.get(), run.bucket, Status::Ok(), &ended);
+    DeliverAll(ended);
+  }
+
+  BufferPool pool;
+  std::shared_ptr<PartialGate> gate;
+  std::unique_ptr<Channel> channel;
+};
+
 TEST("rounds: the later one of two that run may end first") {
-  PartialSpec spec;
-  spec.rules = Rules(Sync::kSolo);
-  PartialSteps steps("Adam", {}, spec, 0, 1);
-  CHECK_OK(steps.BeginStep());  // without tensors a step has arrived at once
-  steps.Open(3);
-  PartialSteps::Contribution given;
-  for (int64_t round = 1; round <= 3; ++round) CHECK(steps.BeginRound(&given) && given.round == round);
-  steps.AwaitRound([](const Status&, bool) {});
-  CHECK_EQ(steps.WaitsFor(), int64_t{0});  // it waits for rounds that run
-  const int32_t table[] = {1, 0};
-  std::vector<std::function<void()>> ended;
+  Alone rank;
+  PartialGate& gate = *rank.gate;
+  rank.Submit(1);
+  gate.Open(3);
+  std::vector<std::vector<Channel::Ready>> runs(1);
+  for (int64_t round = 1; round <= 3; ++round) {
+    runs.push_back(rank.Begin());
+    CHECK_EQ(runs.back()[0].step->number, round);
+  }
+  gate.AwaitRound([](const Status&, bool) {});
+  CHECK_EQ(gate.WaitsFor(), int64_t{0});  // it waits for rounds that run
   int64_t step = 0, over = 0, before = 0;
   for (int64_t round : {2, 1, 3}) {
-    steps.EndTensor(round, 0, Status::Ok(), table, nullptr, &ended);
-    steps.Progress(&step, &over);
+    rank.End(runs[static_cast<size_t>(round)]);
+    rank.channel->Progress(&step, &over);
     CHECK(over >= before && over >= round);
     before = over;
-    steps.Came(0, round);  // of a round that is over, and of one that is not: none is taken for another
-    steps.Came(0, 4 - round);
+    gate.Came(0, round);  // of a round that is over, and of one that is not: none is taken for another
+    gate.Came(0, 4 - round);
   }
-  steps.AwaitRound([](const Status&, bool) {});
-  CHECK_EQ(steps.WaitsFor(), int64_t{0});  // round 2 is over already
-  CHECK_OK(steps.BeginStep());
-  CHECK_OK(steps.BeginStep());
-  CHECK_EQ(steps.WaitsFor(), int64_t{0});
-  CHECK_OK(steps.BeginStep());
-  CHECK_EQ(steps.WaitsFor(), int64_t{4});
-  std::vector<RoundInfo> rounds = steps.Rounds(1, 10);
+  gate.AwaitRound([](const Status&, bool) {});
+  CHECK_EQ(gate.WaitsFor(), int64_t{0});  // round 2 is over already
+  rank.Submit(2);
+  rank.Submit(3);
+  CHECK_EQ(gate.WaitsFor(), int64_t{0});
+  rank.Submit(4);
+  CHECK_EQ(gate.WaitsFor(), int64_t{4});
+  std::vector<RoundInfo> rounds = gate.Rounds(1, 10);
   CHECK_EQ(rounds.size(), size_t{3});
   for (size_t i = 0; i < rounds.size(); ++i) CHECK_EQ(rounds[i].round, static_cast<int64_t>(i) + 1);
-  rounds = steps.Rounds(2, 1);
+  rounds = gate.Rounds(2, 1);
   CHECK(rounds.size() == 1 && rounds[0].round == 2);
+}
+
+TEST(
+    "rounds: a gradient in time is reduced where it was submitted to, and late ones are held there for the next "
+    "round") {
+  Alone rank;
+  const auto value_of = [](const Channel::Ready& run) {
+    float value = 0;
+    std::memcpy(&value, run.buffer->data(), sizeof(value));
+    return value;
+  };
+  const char* submitted = rank.Submit(1);
+  rank.gate->Open(3);
+  std::vector<Channel::Ready> runs = rank.Begin();
+  CHECK(runs[0].buffer->data() == submitted && value_of(runs[0]) == 1);
+  for (int64_t round = 2; round <= 3; ++round) {
+    rank.End(runs);
+    runs = rank.Begin();
+    CHECK_EQ(value_of(runs[0]), 0);
+  }
+  rank.End(runs);
+  submitted = rank.Submit(2);
+  rank.Submit(4);
+  rank.Submit(8);
+  rank.gate->Open(4);
+  runs = rank.Begin();
+  CHECK(runs[0].buffer->data() == submitted && value_of(runs[0]) == 14);
+  rank.End(runs);
 }
 
 TEST("rounds: a round that is not open says whose gradients it waits for") {

@@ -1,5 +1,6 @@
 #include "engine/buffer_pool.h"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <new>
@@ -80,7 +81,8 @@ Buffer::Buffer(Buffer&& other) noexcept
     : shelves_(std::move(other.shelves_)),
       data_(std::exchange(other.data_, nullptr)),
       nbytes_(std::exchange(other.nbytes_, 0)),
-      size_class_(other.size_class_) {}
+      size_class_(other.size_class_),
+      input_(other.input_) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   Buffer taken(std::move(other));
@@ -88,6 +90,7 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(data_, taken.data_);
   std::swap(nbytes_, taken.nbytes_);
   std::swap(size_class_, taken.size_class_);
+  std::swap(input_, taken.input_);
   return *this;
 }
 
@@ -103,6 +106,13 @@ Buffer::~Buffer() {
   shelves_->free[size_class_].push_back(returned);
 }
 
+bool Buffer::OnHost() const { return shelves_->on_host; }
+
+void Buffer::NoteInput(int64_t number) {
+  MutexLock lock(&shelves_->mutex);
+  input_ = std::max(input_, number);
+}
+
 BufferPool::BufferPool(std::shared_ptr<Arena> arena, std::shared_ptr<Device> device) {
   if (arena != nullptr && !device->IsHost()) {
     arena->PinBy([device](char* data, int64_t nbytes) { device->Pin(data, nbytes); },
@@ -114,8 +124,6 @@ BufferPool::BufferPool(std::shared_ptr<Arena> arena, std::shared_ptr<Device> dev
 BufferPool BufferPool::Of(std::shared_ptr<Device> device) {
   return BufferPool(std::make_shared<Buffer::Shelves>(nullptr, std::move(device), /*host=*/false));
 }
-
-bool BufferPool::OnHost() const { return shelves_->on_host; }
 
 Buffer BufferPool::Take(int64_t nbytes) {
   Buffer buffer;

@@ -31,6 +31,11 @@ class Buffer {
   // The size that was asked for.
   int64_t nbytes() const { return nbytes_; }
   explicit operator bool() const { return data_ != nullptr; }
+  // Whether plain loads and stores reach it.
+  bool OnHost() const;
+  // The newest operation of the device's inputs that writes into it.
+  int64_t input() const { return input_; }
+  void NoteInput(int64_t number);
 
  private:
   friend class BufferPool;
@@ -39,6 +44,7 @@ class Buffer {
   char* data_ = nullptr;
   int64_t nbytes_ = 0;
   int size_class_ = 0;
+  int64_t input_ = 0;
 };
 
 // Thread-safe. Holds what was returned to it until it is destroyed. A copy is the same pool.
@@ -51,9 +57,6 @@ class BufferPool {
 
   // Gives a buffer of at least `nbytes`; the pointer is valid for 0 too. Throws std::bad_alloc.
   Buffer Take(int64_t nbytes);
-
-  // Whether plain loads and stores reach its memory.
-  bool OnHost() const;
 
   // How often Take had no returned buffer and took new memory.
   int64_t allocations() const;

@@ -102,12 +102,12 @@ Run RunOf(const OpenCall& call, const std::vector<int64_t>& parts, Core* core, O
     outcome->parts.push_back({run.unit_begins[unit] * nbytes_each, elements * nbytes_each});
   }
   run.buffer = std::make_shared<Buffer>(core->pool.Take(run.elements * nbytes_each));
-  run.result = core->ResultOf(run.buffer);
+  run.result = core->PlacesOf(run.buffer).result;
   bool reads = call.spec.kind != Kind::kBroadcast || call.spec.root == rank;
   size_t nbytes = static_cast<size_t>(Elements(call.spec.shape) * nbytes_each);
   if (reads && nbytes > 0) {
-    run.input = core->Fill(run.buffer->data() + begin * nbytes_each, static_cast<int64_t>(nbytes),
-                           [&](char* at) { std::memcpy(at, call.input, nbytes); });
+    core->Fill(run.buffer.get(), begin * nbytes_each, static_cast<int64_t>(nbytes),
+               [&](char* at) { std::memcpy(at, call.input, nbytes); });
   }
   return run;
 }

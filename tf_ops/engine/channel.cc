@@ -9,15 +9,17 @@ namespace {
 constexpr int64_t kEarlyNbytes = 512 << 10;  // a smaller tensor is copied before a thread could begin to send it
 constexpr size_t kTimesKept = 99;            // steps, besides the newest
 
+StepTimes TimesOf(const ChannelStep& step) { return {step.number, step.begin_s, step.end_s, step.arrival_offset_s}; }
+
 }  // namespace
 
 Channel::Channel(std::string name, std::vector<std::string> tensor_names, std::shared_ptr<const Layout> layout,
-                 int64_t lane, Trace* trace, std::shared_ptr<PartialSteps> partial)
+                 int64_t lane, std::shared_ptr<StepGate> gate, Trace* trace)
     : name_(std::move(name)),
       tensor_names_(std::move(tensor_names)),
       lane_(lane),
+      gate_(std::move(gate)),
       trace_(trace),
-      partial_(std::move(partial)),
       has_density_(layout->has_sparse) {
   auto states = std::make_shared<BucketStates>(StatesOf(*layout));
   MutexLock lock(&mutex_);
@@ -25,7 +27,7 @@ Channel::Channel(std::string name, std::vector<std::string> tensor_names, std::s
   states_ = std::move(states);
 }
 
-Channel::BucketStates Channel::StatesOf(const Layout& layout) {
+BucketStates Channel::StatesOf(const Layout& layout) {
   BucketStates states;
   for (int64_t i = 0; i < static_cast<int64_t>(layout.buckets.size()); ++i) {
     const Layout::Bucket& bucket = layout.bucket(i);
@@ -68,22 +70,19 @@ void Channel::AtStep(int64_t step, std::function<void(int64_t step)> call) {
 
 bool Channel::HasCallBeforeStep() const {
   MutexLock lock(&mutex_);
-  return call_ != nullptr && next_step_ >= call_at_;
+  return call_ != nullptr && begun_ + 1 >= call_at_;
 }
 
 std::function<void(int64_t step)> Channel::TakeCallBeforeStep(int64_t* step) {
   MutexLock lock(&mutex_);
-  *step = next_step_;
-  return next_step_ >= call_at_ ? std::exchange(call_, nullptr) : nullptr;
+  *step = begun_ + 1;
+  return begun_ + 1 >= call_at_ ? std::exchange(call_, nullptr) : nullptr;
 }
 
 std::vector<StepTimes> Channel::Times(int64_t most) const {
   MutexLock lock(&mutex_);
   std::vector<StepTimes> times(times_.begin(), times_.end());
-  if (!steps_.empty() && IsComplete(*steps_.back())) {
-    const ChannelStep& last = *steps_.back();
-    times.push_back({last.number, last.begin_s, last.end_s, last.arrival_offset_s});
-  }
+  if (current_ != nullptr && IsComplete(*current_)) times.push_back(TimesOf(*current_));
   const int64_t kept = static_cast<int64_t>(times.size());
   times.erase(times.begin(), times.end() - std::min(kept, std::max<int64_t>(most, 0)));
   return times;
@@ -91,8 +90,10 @@ std::vector<StepTimes> Channel::Times(int64_t most) const {
 
 void Channel::Progress(int64_t* step, int64_t* over) const {
   MutexLock lock(&mutex_);
-  *step = steps_.empty() ? 0 : steps_.back()->number;
-  *over = !steps_.empty() && IsComplete(*steps_.back()) ? *step : times_.empty() ? 0 : times_.back().step;
+  const int64_t noted = times_.empty() ? 0 : times_.back().step;
+  *step = current_ == nullptr ? noted : current_->number;
+  *over = current_ != nullptr && IsComplete(*current_) ? *step : noted;
+  gate_->Progress(step, over);
 }
 
 bool Channel::IsComplete(const ChannelStep& step) const {
@@ -102,8 +103,8 @@ bool Channel::IsComplete(const ChannelStep& step) const {
 
 bool Channel::Uses(const Plan* plan) const {
   MutexLock lock(&mutex_);
-  return layout_->Uses(plan) ||
-         std::any_of(steps_.begin(), steps_.end(), [plan](const auto& step) { return step->layout->Uses(plan); });
+  return layout_->Uses(plan) || std::any_of(steps_.begin(), steps_.end(),
+                                            [plan](const auto& step) { return step.second->layout->Uses(plan); });
 }
 
 std::string Channel::NameOfBucket(int64_t bucket, const ChannelStep& step) const {
@@ -119,55 +120,65 @@ std::vector<std::string> Channel::Missing(const ChannelStep& step, int64_t bucke
   return names;
 }
 
-Status Channel::HalfWay(const ChannelStep& step) const {
-  std::vector<std::string> missing = Missing(step, -1);
-  return Invalid("step " + std::to_string(step.number) + " of " + Quoted(name_) +
-                 " was left half-way: " + std::to_string(step.here) + " of " + std::to_string(tensors()) +
-                 " tensors were submitted (" + NameList(missing, static_cast<int64_t>(missing.size())) +
-                 (missing.size() == 1 ? " was" : " were") + " not)");
+Status Channel::AbandonStep(Begun* begun) {
+  const std::shared_ptr<ChannelStep> step = current_;
+  begun->lost = gate_->AbandonStep(*step, &begun_);
+  Status status = Invalid("a step of " + Quoted(name_) + " ended before a tensor was submitted");
+  if (step->reserved > 0) {
+    const std::vector<std::string> missing = Missing(*step, -1);
+    status = Invalid(
+        "step " + std::to_string(step->number) + " of " + Quoted(name_) + " was left half-way: " +
+        std::to_string(step->here) + " of " + std::to_string(tensors()) + " tensors were submitted (" +
+        NameList(missing, static_cast<int64_t>(missing.size())) + (missing.size() == 1 ? " was" : " were") + " not); " +
+        (begun->lost ? "parts of it have been sent, so the ranks no longer agree: shutdown() and init() start afresh"
+                     : "nothing of it has been sent, the next step starts afresh"));
+  }
+  if (begun->lost) {
+    FailNow(Communication(status.message), &begun->ended);
+    return status;
+  }
+  current_ = nullptr;
+  EndWaiting(step.get(), status, &begun->ended);
+  if (step->queued == 0) steps_.erase(step->number);
+  return step->reserved > 0 ? status : Status::Ok();
 }
 
-Status Channel::BeginStep(const std::optional<TopKStep>& topk, std::vector<Delivery>* ended, bool* lost) {
-  *lost = false;
+std::shared_ptr<ChannelStep> Channel::StepOf(int64_t number, const TopKStep& topk) {
+  auto found = steps_.find(number);
+  if (found == steps_.end()) {
+    auto step = std::make_shared<ChannelStep>(number, topk, layout_, states_, tensors());
+    found = steps_.emplace(number, std::move(step)).first;
+  }
+  return found->second;
+}
+
+Status Channel::BeginStep(const std::optional<TopKStep>& topk, bool skips, Begun* begun) {
   MutexLock state_lock(&state_mutex_);
   MutexLock lock(&mutex_);
   if (!failure_.ok()) return failure_;
   HVD_EXT_RETURN_IF_ERROR(CheckTopK(topk));
   DropOpenStep();
-  if (!steps_.empty() && steps_.back()->reserved == 0 && tensors() > 0) {
-    EndWaiting(steps_.back().get(), Invalid("a step of " + Quoted(name_) + " ended before a tensor was submitted"),
-               ended);
-    steps_.pop_back();
-  } else if (!steps_.empty() && steps_.back()->here < tensors()) {
-    Status status = HalfWay(*steps_.back());
-    *lost = steps_.back()->queued > 0;
-    status.message +=
-        *lost ? "; parts of it have been sent, so the ranks no longer agree: shutdown() and init() start afresh"
-              : "; nothing of it has been sent, the next step starts afresh";
-    if (*lost) {
-      FailNow(Communication(status.message), ended);
-      return status;
-    }
-    EndWaiting(steps_.back().get(), status, ended);
-    steps_.pop_back();
-    return status;
-  }
-  if (!steps_.empty() && IsComplete(*steps_.back())) {
-    const ChannelStep& last = *steps_.back();
+  if (current_ != nullptr && current_->here < tensors()) HVD_EXT_RETURN_IF_ERROR(AbandonStep(begun));
+  HVD_EXT_RETURN_IF_ERROR(gate_->BeginStep(begun_ + 1, skips));
+  if (current_ != nullptr && IsComplete(*current_)) {
     if (times_.size() == kTimesKept) times_.pop_front();
-    times_.push_back({last.number, last.begin_s, last.end_s, last.arrival_offset_s});
+    times_.push_back(TimesOf(*current_));
   }
   // The last step stays, for collects that come late; older ones stay while a collect waits for them.
-  for (size_t i = 0; i + 1 < steps_.size();) {
-    const auto& t = steps_[i]->tensors;
+  auto last = steps_.upper_bound(begun_);
+  if (last != steps_.begin()) --last;
+  for (auto it = steps_.begin(); it != last;) {
+    const auto& t = it->second->tensors;
     bool waits = std::any_of(t.begin(), t.end(), [](const ChannelStep::Tensor& x) { return x.waiting != nullptr; });
-    if (waits) {
-      ++i;
-    } else {
-      steps_.erase(steps_.begin() + static_cast<std::ptrdiff_t>(i));
-    }
+    it = waits ? std::next(it) : steps_.erase(it);
   }
-  steps_.push_back(std::make_shared<ChannelStep>(next_step_++, topk.value_or(TopKStep{}), layout_, states_));
+  begun->step = ++begun_;
+  current_ = StepOf(begun_, topk.value_or(TopKStep{}));
+  current_->Begin();
+  if (skips) {
+    current_->reserved = current_->here = tensors();
+    for (ChannelStep::Tensor& tensor : current_->tensors) tensor.state = ChannelStep::Tensor::kHere;
+  }
   topk_step_ = has_density_;
   return Status::Ok();
 }
@@ -178,56 +189,65 @@ Status Channel::CheckTensor(int64_t tensor) const {
                  std::to_string(tensors()) + ")");
 }
 
-Status Channel::Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::shared_ptr<ChannelStep>* step, char** to,
-                        std::shared_ptr<Arriving>* arriving) {
+Status Channel::Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::shared_ptr<ChannelStep>* step,
+                        std::shared_ptr<Buffer>* buffer, std::shared_ptr<Arriving>* arriving) {
   MutexLock lock(&mutex_);
   if (!failure_.ok()) return failure_;
   HVD_EXT_RETURN_IF_ERROR(CheckTensor(tensor));
   // A channel's tensors have one size in all its layouts.
-  const Layout::Place& place = (steps_.empty() ? layout_ : steps_.back()->layout)->place(tensor);
+  const Layout::Place& place = (current_ == nullptr ? layout_ : current_->layout)->place(tensor);
   const auto name = [&] { return Quoted(NameOf(tensor)) + " of " + Quoted(name_); };
   if (nbytes != place.nbytes) {
     return Invalid("tensor " + name() + " must have " + std::to_string(place.nbytes) +
                    " bytes, as registered, it has " + std::to_string(nbytes));
   }
-  if (steps_.empty()) return Invalid("tensor " + name() + " was submitted before the first step; begin a step first");
-  ChannelStep* current = steps_.back().get();
-  if (current->tensor(tensor).state != ChannelStep::Tensor::kMissing) {
-    return Invalid("tensor " + name() + " was submitted twice in step " + std::to_string(current->number) +
+  if (current_ == nullptr)
+    return Invalid("tensor " + name() + " was submitted before the first step; begin a step first");
+  if (current_->tensor(tensor).state != ChannelStep::Tensor::kMissing) {
+    return Invalid("tensor " + name() + " was submitted twice in step " + std::to_string(current_->number) +
                    "; each step must submit each tensor once");
   }
-  ChannelStep::Bucket& bucket = current->bucket(place.bucket);
-  if (bucket.buffer == nullptr) {
-    const Layout::Bucket& layout = current->layout->bucket(place.bucket);
-    const int64_t nbytes_each = static_cast<int64_t>(SizeOf(layout.spec.dtype));
-    bucket.buffer = std::make_shared<Buffer>(pool->Take(layout.elements * nbytes_each));
+  ChannelStep::Bucket& bucket = current_->bucket(place.bucket);
+  const Layout::Bucket& layout = current_->layout->bucket(place.bucket);
+  if (bucket.input == nullptr) {
+    bucket.input = std::make_shared<Buffer>(gate_->PoolOfInputs(pool)->Take(layout.nbytes()));
     if (IsOn(trace_)) bucket.first_s = NowSeconds();
   }
-  current->tensor(tensor).state = ChannelStep::Tensor::kCopying;
-  ++current->reserved;
-  *to = bucket.buffer->data() + place.offset_nbytes;
-  *step = steps_.back();
-  const Layout::Bucket& layout = current->layout->bucket(place.bucket);
-  const bool last = current->queued == place.bucket && bucket.here + 1 == layout.tensors();
-  if (last && nbytes >= kEarlyNbytes && !layout.spec.sparse && pool->OnHost()) {
-    *arriving = std::make_shared<Arriving>(bucket.buffer, place.offset_nbytes, place.offset_nbytes + nbytes);
-    QueueNext(*step, *arriving);
+  current_->tensor(tensor).state = ChannelStep::Tensor::kCopying;
+  ++current_->reserved;
+  *buffer = bucket.input;
+  *step = current_;
+  const bool last = current_->queued == place.bucket && gate_->MayStart(*current_, place.bucket, bucket.here + 1);
+  if (last && nbytes >= kEarlyNbytes && !layout.spec.sparse && bucket.input->OnHost()) {
+    *arriving = std::make_shared<Arriving>(bucket.input, place.offset_nbytes, place.offset_nbytes + nbytes);
+    QueueNext(current_, *arriving);
   }
   return Status::Ok();
 }
 
 void Channel::QueueNext(const std::shared_ptr<ChannelStep>& step, std::shared_ptr<const Arriving> arriving) {
-  const int64_t next = step->queued++;
+  const int64_t next = step->queued;
+  step->bucket(next).buffer = gate_->Contribution(step.get(), next);
+  ++step->queued;
   ++queued_;
   ++(*step->states)[static_cast<size_t>(next)].running;
-  full_.push_back({step, next, step->bucket(next).buffer, std::move(arriving), step->bucket(next).input});
+  ready_.push_back({step, next, step->bucket(next).buffer, std::move(arriving)});
 }
 
-Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, int64_t input, int64_t* full) {
-  *full = 0;
+bool Channel::BeginRound() {
+  MutexLock lock(&mutex_);
+  int64_t round = 0;
+  if (!failure_.ok() || !gate_->BeginRound(&round)) return false;
+  const std::shared_ptr<ChannelStep> step = StepOf(round, {});
+  while (step->queued < step->NumBuckets()) QueueNext(step, nullptr);
+  return true;
+}
+
+Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, bool* ready) {
+  *ready = false;
   MutexLock lock(&mutex_);
   if (!failure_.ok()) return failure_;
-  if (steps_.empty() || steps_.back() != step) {
+  if (current_ != step) {
     return Invalid("tensor " + Quoted(NameOf(tensor)) + " of " + Quoted(name_) +
                    ": its step ended while it was submitted; a step must end before the next begins");
   }
@@ -239,7 +259,6 @@ Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor,
   int64_t filled = layout.place(tensor).bucket;
   ChannelStep::Bucket& bucket = step->bucket(filled);
   ++bucket.here;
-  bucket.input = std::max(bucket.input, input);
   if (IsOn(trace_)) {
     bool is_full = bucket.here == layout.bucket(filled).tensors();
     if (is_full && bucket.first_s >= 0)
@@ -248,27 +267,20 @@ Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor,
       trace_->Add(TraceKind::kSubmitted, lane_, step->number, 0, now_s, now_s);
     }
   }
-  while (step->queued < static_cast<int64_t>(step->buckets.size())) {
-    const int64_t next = step->queued;
-    if (step->bucket(next).here < layout.bucket(next).tensors()) break;
+  if (step->here == tensors()) *ready = gate_->Arrive(step.get());
+  while (step->queued < step->NumBuckets() && gate_->MayStart(*step, step->queued, step->bucket(step->queued).here)) {
     QueueNext(step, nullptr);
-    ++*full;
+    *ready = true;
   }
   return Status::Ok();
 }
 
-Channel::FullBucket Channel::TakeFull() {
+bool Channel::TakeReady(Ready* ready) {
   MutexLock lock(&mutex_);
-  FullBucket first = std::move(full_.front());
-  full_.pop_front();
-  return first;
-}
-
-ChannelStep* Channel::Find(int64_t ticket) const {
-  for (const auto& step : steps_) {
-    if (step->number == ticket) return step.get();
-  }
-  return nullptr;
+  if (ready_.empty()) return false;
+  *ready = std::move(ready_.front());
+  ready_.pop_front();
+  return true;
 }
 
 bool Channel::Collect(int64_t tensor, int64_t ticket, Deliver deliver, Delivery* delivery) {
@@ -279,8 +291,8 @@ bool Channel::Collect(int64_t tensor, int64_t ticket, Deliver deliver, Delivery*
     given_.erase(given);
     return true;
   }
-  ChannelStep* step = delivery->status.ok() ? Find(ticket) : nullptr;
-  if (delivery->status.ok() && step == nullptr) {
+  const auto found = steps_.find(ticket);
+  if (delivery->status.ok() && found == steps_.end()) {
     delivery->status = !failure_.ok() ? failure_
                                       : Invalid("collect of " + Quoted(NameOf(tensor)) + " of " + Quoted(name_) +
                                                 ": step " + std::to_string(ticket) +
@@ -290,6 +302,7 @@ bool Channel::Collect(int64_t tensor, int64_t ticket, Deliver deliver, Delivery*
     delivery->deliver = std::move(deliver);
     return true;
   }
+  ChannelStep* step = found->second.get();
   ChannelStep::Tensor& entry = step->tensor(tensor);
   const ChannelStep::Bucket& bucket = step->bucket(step->layout->place(tensor).bucket);
   if (entry.collected || entry.waiting != nullptr) {
@@ -300,7 +313,7 @@ bool Channel::Collect(int64_t tensor, int64_t ticket, Deliver deliver, Delivery*
   }
   if (!bucket.ended && failure_.ok()) {
     entry.waiting = std::move(deliver);
-    if (step->waiting++ == 0 && IsOn(trace_)) step->wait_s = NowSeconds();
+    if (step->waiting++ == 0) step->wait_s = NowSeconds();
     return false;
   }
   EndOne(step, tensor, std::move(deliver), delivery);
@@ -334,22 +347,28 @@ void Channel::EndOne(ChannelStep* step, int64_t tensor, Deliver deliver, Deliver
   if (bucket.ended && bucket.collected == step->layout->bucket(place.bucket).tensors()) bucket.buffer.reset();
 }
 
-void Channel::EndBucket(ChannelStep* step, int64_t bucket, const Status& status, std::shared_ptr<Buffer> result,
+int64_t Channel::EndRun(ChannelStep* step, int64_t bucket, const Status& status, std::shared_ptr<Buffer> result,
                         std::vector<Delivery>* ended) {
   MutexLock lock(&mutex_);
-  ChannelStep::Bucket& entry = step->bucket(bucket);
-  entry.buffer = std::move(result);
-  entry.ended = true;
-  entry.status = status;
+  step->bucket(bucket).buffer = std::move(result);
+  step->bucket(bucket).status = status;
+  ++step->ended;
   step->end_s = NowSeconds();
   --(*step->states)[static_cast<size_t>(bucket)].running;
-  for (int64_t tensor : step->layout->bucket(bucket).spec.tensors) {
-    Deliver& waiting = step->tensor(tensor).waiting;
-    if (waiting == nullptr) continue;
-    Delivery delivery;
-    EndOne(step, tensor, std::exchange(waiting, nullptr), &delivery);
-    ended->push_back(std::move(delivery));
+  auto [next, last] = gate_->EndRun(step, bucket, ended);
+  int64_t count = 0;
+  for (; next < last; ++next) {
+    step->bucket(next).ended = true;
+    for (int64_t tensor : step->layout->bucket(next).spec.tensors) {
+      Deliver& waiting = step->tensor(tensor).waiting;
+      if (waiting == nullptr) continue;
+      Delivery delivery;
+      EndOne(step, tensor, std::exchange(waiting, nullptr), &delivery);
+      ended->push_back(std::move(delivery));
+      ++count;
+    }
   }
+  return count;
 }
 
 void Channel::Delivered(ChannelStep* step, int64_t count) {
@@ -373,25 +392,23 @@ void Channel::EndWaiting(ChannelStep* step, const Status& status, std::vector<De
 }
 
 void Channel::Fail(const Status& status, std::vector<Delivery>* ended) {
-  if (partial_ != nullptr) partial_->Fail(status, ended);
   MutexLock lock(&mutex_);
   FailNow(status, ended);
 }
 
 void Channel::FailNow(const Status& status, std::vector<Delivery>* ended) {
   if (failure_.ok()) failure_ = status;
-  for (const auto& step : steps_) EndWaiting(step.get(), failure_, ended);
+  for (const auto& [number, step] : steps_) EndWaiting(step.get(), failure_, ended);
+  gate_->Fail(failure_, ended);
 }
 
 LaneReport Channel::Report() const {
   LaneReport report;
   MutexLock lock(&mutex_);
   report.runs = queued_;
-  bool under_way = !steps_.empty() && steps_.back()->here < tensors();
-  report.state = under_way ? LaneReport::kOpen : LaneReport::kNotBegun;
-  if (!under_way && partial_ != nullptr && partial_->AtBound()) report.state = LaneReport::kAtBound;
-  if (!under_way) return report;
-  report.names = Missing(*steps_.back(), steps_.back()->queued);
+  report.state = gate_->StateOf(current_ != nullptr && current_->here < tensors());
+  if (report.state != LaneReport::kOpen) return report;
+  report.names = Missing(*current_, current_->queued);
   report.missing = static_cast<int64_t>(report.names.size());
   if (report.names.size() > kNamesShown) report.names.resize(kNamesShown);
   return report;

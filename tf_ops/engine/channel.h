@@ -1,5 +1,6 @@
-// The steps of one channel: which tensors have come, which buckets are full and in line, and who waits for a result.
-// Any thread; a channel has a lock of its own. Callbacks are handed back, to be called without it.
+// The steps of one channel: which tensors have come, which runs are in line, and who waits for a result. Its gate
+// (step_gate.h) says when runs start. Any thread; a channel has a lock of its own. Callbacks are handed back, to be
+// called without it.
 #pragma once
 
 #include <cstdint>
@@ -14,40 +15,40 @@
 #include "base/mutex.h"
 #include "engine/arriving.h"
 #include "engine/buffer_pool.h"
+#include "engine/channel_step.h"
 #include "engine/delivery.h"
 #include "engine/engine.h"
-#include "engine/error_feedback.h"
 #include "engine/layout.h"
-#include "engine/partial_steps.h"
 #include "engine/sparse_run.h"
 #include "engine/stall.h"
+#include "engine/step_gate.h"
 #include "engine/trace.h"
 #include "plan/plan.h"
 
 namespace hvd_ext {
 
-struct ChannelStep;
-
 class Channel {
  public:
-  // A bucket whose tensors have all come, or whose last one is being copied, and whose predecessors are full too.
-  struct FullBucket {
+  // A run that may start.
+  struct Ready {
     std::shared_ptr<ChannelStep> step;
     int64_t bucket;
     std::shared_ptr<Buffer> buffer;
-    std::shared_ptr<const Arriving> arriving;  // null: all have come
-    int64_t input;                             // the newest of the device's inputs that fill the buffer
+    std::shared_ptr<const Arriving> arriving;  // null: all tensors have come
+  };
+  struct Begun {
+    int64_t step = 0;
+    std::vector<Delivery> ended;
+    bool lost = false;  // the channel has failed: parts of the broken step are on their way, so the lane must fail too
   };
 
-  // Throws std::bad_alloc.
+  // Throws std::bad_alloc. `layout` may have more tensors than the rank submits, after those of `tensor_names`.
   Channel(std::string name, std::vector<std::string> tensor_names, std::shared_ptr<const Layout> layout, int64_t lane,
-          Trace* trace = nullptr, std::shared_ptr<PartialSteps> partial = nullptr);
+          std::shared_ptr<StepGate> gate, Trace* trace);
 
   const std::string& name() const { return name_; }
   int64_t lane() const { return lane_; }
-  // Where rounds do not wait for all ranks: what stands between this rank's steps and the rounds, which are the steps
-  // of this channel then. Null for other channels.
-  const std::shared_ptr<PartialSteps>& partial() const { return partial_; }
+  StepGate* gate() const { return gate_.get(); }
   // Whether its steps have a density: its first layout had sparse buckets. A later one may have none.
   bool has_density() const { return has_density_; }
   // Whether the layout of a step, or the one that the next step takes, uses the plan.
@@ -65,34 +66,34 @@ class Channel {
   std::function<void(int64_t step)> TakeCallBeforeStep(int64_t* step) HVD_EXT_EXCLUDES(mutex_);
   // The newest complete steps, at most `most`, the oldest first.
   std::vector<StepTimes> Times(int64_t most) const HVD_EXT_EXCLUDES(mutex_);
-  // The newest step that has begun, and the newest one that is complete; 0: none. Not of partial channels.
+  // The newest step that has begun, and the newest one that is complete; 0: none.
   void Progress(int64_t* step, int64_t* over) const HVD_EXT_EXCLUDES(mutex_);
 
-  // See Engine::BeginStep and Engine::BeginTopKStep, which gives `topk`. *lost: buckets of the broken step are
-  // on their way, so the channel has failed with the status, and the lane must.
-  Status BeginStep(const std::optional<TopKStep>& topk, std::vector<Delivery>* ended, bool* lost)
+  // See Engine::BeginStep and Engine::BeginTopKStep, which gives `topk`. With `skips`, which not all gates allow, the
+  // step has no gradient of this rank.
+  Status BeginStep(const std::optional<TopKStep>& topk, bool skips, Begun* begun)
       HVD_EXT_EXCLUDES(state_mutex_, mutex_);
 
-  // A submit is Reserve, Core::Fill of `to`, then Arrive with its input, which says how many more buckets are full. For
-  // each of them the engine's thread takes one with TakeFull. Where Reserve gives `arriving`, the tensor is large and
-  // the last that its bucket lacks: the bucket is full already, and the copy says how far it is. All ranks must start
-  // their buckets in one order, which is that of TakeFull: threads whose submits fill two buckets may tell the engine's
-  // thread so in either order.
-  Status Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::shared_ptr<ChannelStep>* step, char** to,
-                 std::shared_ptr<Arriving>* arriving) HVD_EXT_EXCLUDES(mutex_);
-  Status Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, int64_t input, int64_t* full)
-      HVD_EXT_EXCLUDES(mutex_);
-  FullBucket TakeFull() HVD_EXT_EXCLUDES(mutex_);
+  // A submit is Reserve, Core::Fill of its place in `buffer`, then Arrive. *ready: the engine's thread must look at the
+  // channel. Where Reserve gives `arriving`, the tensor is large and the last that its bucket lacks: the bucket is
+  // ready already, and the copy says how far it is.
+  Status Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::shared_ptr<ChannelStep>* step,
+                 std::shared_ptr<Buffer>* buffer, std::shared_ptr<Arriving>* arriving) HVD_EXT_EXCLUDES(mutex_);
+  Status Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, bool* ready) HVD_EXT_EXCLUDES(mutex_);
+  // Makes the runs of the gate's next round ready; false where none may begin. Throws std::bad_alloc.
+  bool BeginRound() HVD_EXT_EXCLUDES(mutex_);
+  // Takes the next run; false where none is ready. All ranks start their runs in this order.
+  bool TakeReady(Ready* ready) HVD_EXT_EXCLUDES(mutex_);
 
   // Fills `delivery` and returns true where the collect ends at once; else it ends when its bucket does.
   bool Collect(int64_t tensor, int64_t ticket, Deliver deliver, Delivery* delivery) HVD_EXT_EXCLUDES(mutex_);
   // See Engine.
   Status GiveResult(int64_t tensor, const void* data, int64_t nbytes) HVD_EXT_EXCLUDES(mutex_);
-  // `result`: the bucket's reduced tensors, in the host's memory.
-  void EndBucket(ChannelStep* step, int64_t bucket, const Status& status, std::shared_ptr<Buffer> result,
+  // `result`: the bucket's reduced tensors, in the host's memory. Returns how many collects of the step have ended.
+  int64_t EndRun(ChannelStep* step, int64_t bucket, const Status& status, std::shared_ptr<Buffer> result,
                  std::vector<Delivery>* ended) HVD_EXT_EXCLUDES(mutex_);
 
-  // `count` of the deliveries that EndBucket has given have been made.
+  // The deliveries of `count` collects that EndRun has given have been made.
   void Delivered(ChannelStep* step, int64_t count) HVD_EXT_EXCLUDES(mutex_);
 
   // Ends all collects, and all that come later, with `status`; the first failure stays. Results that are there stay
@@ -100,6 +101,7 @@ class Channel {
   void Fail(const Status& status, std::vector<Delivery>* ended) HVD_EXT_EXCLUDES(mutex_);
 
   LaneReport Report() const HVD_EXT_EXCLUDES(mutex_);
+  Status CheckTensor(int64_t tensor) const;
   std::string NameOfBucket(int64_t bucket, const ChannelStep& step) const;  // "bucket 1 of 'Adam' (step 3)"
 
   // channel_sparse.cc; see Engine.
@@ -112,26 +114,18 @@ class Channel {
   std::shared_ptr<SparseRun> MakeSparseRun(const ChannelStep& step, int64_t bucket) const;
 
  private:
-  friend struct ChannelStep;
-  // What a bucket of a layout carries from step to step.
-  struct BucketState {
-    const std::shared_ptr<Feedback> feedback;  // null: not sparse
-    int64_t running = 0;                       // its runs that are queued or have started, and have not ended
-  };
-  using BucketStates = std::vector<BucketState>;
-
   static BucketStates StatesOf(const Layout& layout);
   bool IsComplete(const ChannelStep& step) const HVD_EXT_REQUIRES(mutex_);
   Status CheckTopK(const std::optional<TopKStep>& topk) const HVD_EXT_REQUIRES(mutex_);
   void DropOpenStep() HVD_EXT_REQUIRES(mutex_);
+  // Gives up the step under way, not all of whose tensors have come. An error unless none has.
+  Status AbandonStep(Begun* begun) HVD_EXT_REQUIRES(mutex_);
+  std::shared_ptr<ChannelStep> StepOf(int64_t number, const TopKStep& topk) HVD_EXT_REQUIRES(mutex_);
   void QueueNext(const std::shared_ptr<ChannelStep>& step, std::shared_ptr<const Arriving> arriving)
       HVD_EXT_REQUIRES(mutex_);
   Status FindFeedback(int64_t bucket, Feedback** feedback) const HVD_EXT_REQUIRES(mutex_);
   // Finds the array of a bucket; refused during a step.
   Status FindArray(int64_t bucket, FeedbackArray which, std::vector<float>** array) const HVD_EXT_REQUIRES(mutex_);
-  Status CheckTensor(int64_t tensor) const;
-  ChannelStep* Find(int64_t ticket) const HVD_EXT_REQUIRES(mutex_);
-  Status HalfWay(const ChannelStep& step) const HVD_EXT_REQUIRES(mutex_);
   void EndWaiting(ChannelStep* step, const Status& status, std::vector<Delivery>* ended) HVD_EXT_REQUIRES(mutex_);
   void EndOne(ChannelStep* step, int64_t tensor, Deliver deliver, Delivery* delivery) HVD_EXT_REQUIRES(mutex_);
   void NoteDelivered(ChannelStep* step, int64_t count) HVD_EXT_REQUIRES(mutex_);
@@ -144,8 +138,8 @@ class Channel {
   const std::string name_;
   const std::vector<std::string> tensor_names_;
   const int64_t lane_;
+  const std::shared_ptr<StepGate> gate_;
   Trace* const trace_;
-  const std::shared_ptr<PartialSteps> partial_;
   const bool has_density_;
   const std::shared_ptr<SparseCounters> counters_ = std::make_shared<SparseCounters>();
   // Held while residuals are copied, which takes long, and to begin or end a step; taken before `mutex_`. So neither
@@ -155,63 +149,18 @@ class Channel {
   // The layout that the next step takes, and what its buckets carry from step to step.
   std::shared_ptr<const Layout> layout_ HVD_EXT_GUARDED_BY(mutex_);
   std::shared_ptr<BucketStates> states_ HVD_EXT_GUARDED_BY(mutex_);
-  std::deque<std::shared_ptr<ChannelStep>> steps_ HVD_EXT_GUARDED_BY(mutex_);  // the last is the current one
-  std::deque<FullBucket> full_ HVD_EXT_GUARDED_BY(mutex_);                     // not taken yet
-  int64_t next_step_ HVD_EXT_GUARDED_BY(mutex_) = 1;
+  std::map<int64_t, std::shared_ptr<ChannelStep>> steps_ HVD_EXT_GUARDED_BY(mutex_);  // by number
+  std::shared_ptr<ChannelStep> current_ HVD_EXT_GUARDED_BY(mutex_);  // the newest that has begun; null: none, abandoned
+  std::deque<Ready> ready_ HVD_EXT_GUARDED_BY(mutex_);               // not taken yet
+  int64_t begun_ HVD_EXT_GUARDED_BY(mutex_) = 0;                     // the number of the newest step
   std::map<int64_t, std::shared_ptr<std::vector<char>>> given_ HVD_EXT_GUARDED_BY(mutex_);  // by GiveResult, by tensor
-  int64_t queued_ HVD_EXT_GUARDED_BY(mutex_) = 0;  // buckets so far, over all steps
+  int64_t queued_ HVD_EXT_GUARDED_BY(mutex_) = 0;  // runs so far, over all steps
   Status failure_ HVD_EXT_GUARDED_BY(mutex_);
   bool topk_step_ HVD_EXT_GUARDED_BY(mutex_) = false;  // begun and not ended
   int64_t committed_ HVD_EXT_GUARDED_BY(mutex_) = 0, dropped_ HVD_EXT_GUARDED_BY(mutex_) = 0;
   std::deque<StepTimes> times_ HVD_EXT_GUARDED_BY(mutex_);  // of the newest complete steps
   int64_t call_at_ HVD_EXT_GUARDED_BY(mutex_) = 0;
   std::function<void(int64_t step)> call_ HVD_EXT_GUARDED_BY(mutex_);
-};
-
-// What is const belongs to the step for good; the rest is guarded by its channel's lock.
-struct ChannelStep {
-  struct Tensor {
-    enum { kMissing, kCopying, kHere } state = kMissing;
-    bool collected = false;
-    Deliver waiting;
-  };
-  struct Bucket {
-    std::shared_ptr<Buffer> buffer;
-    int64_t input = 0;  // the newest that fills the buffer
-    int64_t here = 0;
-    int64_t collected = 0;
-    double first_s = -1;  // when its first tensor came; only while a trace runs
-    bool ended = false;
-    Status status;
-  };
-
-  ChannelStep(int64_t n, const TopKStep& t, std::shared_ptr<const Layout> l, std::shared_ptr<Channel::BucketStates> s)
-      : number(n),
-        topk(t),
-        layout(std::move(l)),
-        states(std::move(s)),
-        begin_s(NowSeconds()),
-        arrival_offset_s(layout->places.size()),
-        tensors(layout->places.size()),
-        buckets(layout->buckets.size()) {}
-
-  Bucket& bucket(int64_t i) { return buckets[static_cast<size_t>(i)]; }
-  Tensor& tensor(int64_t i) { return tensors[static_cast<size_t>(i)]; }
-
-  const int64_t number;
-  const TopKStep topk;
-  const std::shared_ptr<const Layout> layout;
-  const std::shared_ptr<Channel::BucketStates> states;
-  const double begin_s;
-  double end_s = 0;                      // when the newest of its buckets ended
-  std::vector<double> arrival_offset_s;  // by tensor, after begin_s
-  std::vector<Tensor> tensors;
-  std::vector<Bucket> buckets;
-  int64_t reserved = 0;  // tensors that came or are being copied
-  int64_t here = 0;
-  int64_t queued = 0;   // buckets that are queued or have started
-  int64_t waiting = 0;  // collects that wait, or whose tensor is being handed over
-  double wait_s = -1;   // since when at least one has waited; only while a trace runs
 };
 
 }  // namespace hvd_ext

@@ -40,7 +40,7 @@ Status Channel::EndStep(bool commit) {
     return Status::Ok();
   }
   if (!failure_.ok()) return failure_;
-  const ChannelStep& step = *steps_.back();
+  const ChannelStep& step = *current_;
   int64_t well = 0;
   for (const ChannelStep::Bucket& bucket : step.buckets) well += bucket.ended && bucket.status.ok();
   if (well < static_cast<int64_t>(step.buckets.size())) {

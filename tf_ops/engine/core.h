@@ -31,22 +31,28 @@ struct Core {
         messages(transport->arena(), device),
         pool(device->IsHost() ? messages : BufferPool::Of(device)) {}
 
-  // Where the result of a run in `buffer` lies in the host's memory.
-  std::shared_ptr<Buffer> ResultOf(const std::shared_ptr<Buffer>& buffer) {
-    return device->IsHost() ? buffer : std::make_shared<Buffer>(messages.Take(buffer->nbytes()));
-  }
-  // Has `write(char* at)` write `nbytes` bytes that belong to `to`, which lies in a buffer of `pool`. They are there
-  // when the input that is returned has ended.
+  // Has `write(char* at)` write the `nbytes` bytes from `offset` on of a bucket's buffer. A run in the buffer starts
+  // when they are there.
   template <typename Write>
-  int64_t Fill(char* to, int64_t nbytes, const Write& write) {
-    if (device->IsHost()) {
-      write(to);
-      return 0;
-    }
+  void Fill(Buffer* buffer, int64_t offset, int64_t nbytes, const Write& write) {
+    if (buffer->OnHost()) return write(buffer->data() + offset);
     const Buffer staged = messages.Take(nbytes);
     write(staged.data());
-    device->inputs()->Copy(to, staged.data(), nbytes);
-    return device->inputs()->Last();
+    CopyIn(buffer, offset, staged);
+  }
+
+  // Where a run works, and where its result lies in the host's memory.
+  struct Places {
+    std::shared_ptr<Buffer> buffer, result;
+  };
+  // Of a run in `buffer`, which lies on the device, or in the host's memory.
+  Places PlacesOf(std::shared_ptr<Buffer> buffer) {
+    if (device->IsHost()) return {buffer, buffer};
+    const int64_t nbytes = buffer->nbytes();
+    if (!buffer->OnHost()) return {std::move(buffer), std::make_shared<Buffer>(messages.Take(nbytes))};
+    auto copy = std::make_shared<Buffer>(pool.Take(nbytes));
+    CopyIn(copy.get(), 0, *buffer);
+    return {std::move(copy), std::move(buffer)};
   }
 
   // For messages: a rank's number, and "rank 2 has shut down: ...".
@@ -57,6 +63,11 @@ struct Core {
   // Everything fails with the first of these after the pass under way.
   void Break(Status status) HVD_EXT_REQUIRES(progress_role) {
     if (broken.ok()) broken = std::move(status);
+  }
+
+  void CopyIn(Buffer* buffer, int64_t offset, const Buffer& from) {
+    device->inputs()->Copy(buffer->data() + offset, from.data(), from.nbytes());
+    buffer->NoteInput(device->inputs()->Last());
   }
 
   const std::shared_ptr<Transport> transport;

@@ -93,17 +93,17 @@ Status Engine::RemovePlan(int64_t plan) { return state_->registry.RemovePlan(pla
 Status Engine::OpenChannel(ChannelSpec spec, int64_t* channel) {
   HVD_EXT_RETURN_IF_ERROR(state_->registry.OpenChannel(spec, channel));
   if (!spec.partial) return Status::Ok();
-  std::shared_ptr<Channel> opened;
-  HVD_EXT_RETURN_IF_ERROR(state_->registry.FindChannel(*channel, &opened));
+  PartialChannel opened;
+  HVD_EXT_RETURN_IF_ERROR(state_->FindPartial(*channel, &opened));
   return state_->PostRounds(opened, [opened](PartialRounds* rounds, int64_t) {
     AssertProgress();
     rounds->Open(opened);
   });
 }
 
-Status Engine::State::PostRounds(const std::shared_ptr<Channel>& channel,
+Status Engine::State::PostRounds(const PartialChannel& partial,
                                  std::function<void(PartialRounds*, int64_t lane)> work) {
-  bool posted = inbox.Post([this, lane = channel->lane(), work = std::move(work)] {
+  bool posted = inbox.Post([this, lane = partial.channel->lane(), work = std::move(work)] {
     AssertProgress();
     work(&rounds, lane);
   });
@@ -156,30 +156,31 @@ Status Engine::GetTimes(int64_t channel, int64_t most, std::vector<StepTimes>* t
   return Status::Ok();
 }
 
-Status Engine::BeginStep(int64_t channel) { return Begin(channel, std::nullopt); }
+Status Engine::BeginStep(int64_t channel) { return state_->BeginStep(channel, std::nullopt); }
 Status Engine::BeginTopKStep(int64_t channel, double density, std::optional<float> momentum) {
-  return Begin(channel, TopKStep{density, momentum});
+  return state_->BeginStep(channel, TopKStep{density, momentum});
 }
 
-Status Engine::Begin(int64_t channel, const std::optional<TopKStep>& topk) {
-  std::shared_ptr<Channel> found;
-  HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
+Status Engine::State::BeginStep(int64_t handle, const std::optional<TopKStep>& topk) {
+  std::shared_ptr<Channel> channel;
+  HVD_EXT_RETURN_IF_ERROR(registry.UseChannel(handle, &channel));
   int64_t step = 0;
-  if (auto call = found->TakeCallBeforeStep(&step)) call(step);
-  if (found->partial() != nullptr) {
-    if (topk) return Invalid("a step of '" + found->name() + "' has no density: its rounds are partial");
-    return found->partial()->BeginStep();
-  }
-  bool lost = false;
-  std::vector<Delivery> ended;
-  Status status = found->BeginStep(topk, &ended, &lost);
-  if (lost) {
-    state_->PostDeliveries(std::move(ended), [state = state_.get(), lane = found->lane(), status] {
+  if (auto call = channel->TakeCallBeforeStep(&step)) call(step);
+  return BeginStep(channel, topk, /*skips=*/false, &step);
+}
+
+Status Engine::State::BeginStep(const std::shared_ptr<Channel>& channel, const std::optional<TopKStep>& topk,
+                                bool skips, int64_t* step) {
+  Channel::Begun begun;
+  Status status = channel->BeginStep(topk, skips, &begun);
+  *step = begun.step;
+  if (begun.lost) {
+    PostDeliveries(std::move(begun.ended), [this, lane = channel->lane(), status] {
       AssertProgress();
-      state->lanes.Fail(lane, Communication(status.message), true);
+      lanes.Fail(lane, Communication(status.message), true);
     });
-  } else if (!ended.empty()) {
-    state_->PostDeliveries(std::move(ended), nullptr);
+  } else if (!begun.ended.empty()) {
+    PostDeliveries(std::move(begun.ended), nullptr);
   }
   return status;
 }
@@ -227,25 +228,17 @@ Status Engine::Submit(int64_t channel, int64_t tensor, const void* data, int64_t
                       CallerProgress* progress) {
   std::shared_ptr<Channel> found;
   std::shared_ptr<ChannelStep> step;
+  std::shared_ptr<Buffer> buffer;
   std::shared_ptr<Arriving> arriving;
-  char* to = nullptr;
   HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
-  if (found->partial() != nullptr) {
-    bool whole = false;
-    HVD_EXT_RETURN_IF_ERROR(found->partial()->Reserve(tensor, nbytes, ticket, &to));
-    if (nbytes > 0) std::memcpy(to, data, static_cast<size_t>(nbytes));
-    HVD_EXT_RETURN_IF_ERROR(found->partial()->Arrive(*ticket, tensor, &whole));
-    return whole ? state_->PostArrival(found) : Status::Ok();
-  }
-  int64_t input = 0;
   try {
-    HVD_EXT_RETURN_IF_ERROR(found->Reserve(tensor, nbytes, &state_->core.pool, &step, &to, &arriving));
+    HVD_EXT_RETURN_IF_ERROR(found->Reserve(tensor, nbytes, &state_->core.pool, &step, &buffer, &arriving));
     *ticket = step->number;
-    if (arriving != nullptr && !state_->PostFull(found)) return state_->registry.Usable();
-    input = state_->core.Fill(to, nbytes, [&](char* into) {
+    if (arriving != nullptr) HVD_EXT_RETURN_IF_ERROR(state_->PostReady(found));
+    state_->core.Fill(buffer.get(), step->layout->place(tensor).offset_nbytes, nbytes, [&](char* to) {
       for (int64_t at = 0; at < nbytes;) {
         const int64_t piece = std::min(nbytes - at, kCopyNbytes);
-        std::memcpy(into + at, static_cast<const char*>(data) + at, static_cast<size_t>(piece));
+        std::memcpy(to + at, static_cast<const char*>(data) + at, static_cast<size_t>(piece));
         at += piece;
         if (arriving != nullptr) {
           arriving->copied.fetch_add(piece, std::memory_order_release);
@@ -259,19 +252,18 @@ Status Engine::Submit(int64_t channel, int64_t tensor, const void* data, int64_t
   } catch (const std::exception& e) {
     return Internal("submit to '" + found->name() + "': " + e.what());
   }
-  int64_t full = 0;
-  HVD_EXT_RETURN_IF_ERROR(found->Arrive(step, tensor, input, &full));
-  for (; full > 0; --full) {
-    if (!state_->PostFull(found)) return state_->registry.Usable();
-  }
-  return Status::Ok();
+  bool ready = false;
+  HVD_EXT_RETURN_IF_ERROR(found->Arrive(step, tensor, &ready));
+  return ready ? state_->PostReady(found) : Status::Ok();
 }
 
-bool Engine::State::PostFull(const std::shared_ptr<Channel>& channel) {
-  return inbox.Post([this, channel] {
+Status Engine::State::PostReady(const std::shared_ptr<Channel>& channel) {
+  bool posted = inbox.Post([this, channel] {
     AssertProgress();
-    lanes.StartBucket(channel);
+    rounds.Arrive(channel->lane());
+    lanes.StartRuns(channel);
   });
+  return posted ? Status::Ok() : registry.Usable();
 }
 
 void Engine::Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver deliver) {
@@ -281,8 +273,7 @@ void Engine::Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver de
       state_->inbox.stopping() ? state_->registry.Usable() : state_->registry.FindChannel(channel, &found);
   if (!delivery.status.ok()) {
     delivery.deliver = std::move(deliver);
-  } else if (found->partial() != nullptr ? !found->partial()->Collect(tensor, ticket, std::move(deliver), &delivery)
-                                         : !found->Collect(tensor, ticket, std::move(deliver), &delivery)) {
+  } else if (!found->Collect(tensor, ticket, std::move(deliver), &delivery)) {
     return;
   }
   delivery.deliver(delivery.status, delivery.data, delivery.memory);
@@ -291,41 +282,33 @@ void Engine::Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver de
 Status Engine::GiveResult(int64_t channel, int64_t tensor, const void* data, int64_t nbytes) {
   std::shared_ptr<Channel> found;
   HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
-  if (found->partial() != nullptr) return Invalid("'" + found->name() + "': partial rounds have no delay");
+  HVD_EXT_RETURN_IF_ERROR(found->gate()->CheckGiveResult(found->name()));
   return found->GiveResult(tensor, data, nbytes);
 }
 
-Status Engine::State::PostArrival(const std::shared_ptr<Channel>& channel) {
-  return PostRounds(channel, [](PartialRounds* rounds, int64_t lane) {
-    AssertProgress();
-    rounds->Arrive(lane);
-  });
-}
-
-Status Engine::FindPartial(int64_t channel, std::shared_ptr<Channel>* found) const {
-  HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, found));
-  if ((*found)->partial() != nullptr) return Status::Ok();
-  return Invalid("channel '" + (*found)->name() + "': its steps wait for all ranks; only partial rounds have that");
+Status Engine::State::FindPartial(int64_t handle, PartialChannel* found) const {
+  HVD_EXT_RETURN_IF_ERROR(registry.UseChannel(handle, &found->channel));
+  return found->channel->gate()->FindPartial(found->channel->name(), &found->gate);
 }
 
 Status Engine::SkipStep(int64_t channel, int64_t* ticket) {
-  std::shared_ptr<Channel> found;
-  HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
-  HVD_EXT_RETURN_IF_ERROR(found->partial()->SkipStep(ticket));
-  return state_->PostArrival(found);
+  PartialChannel found;
+  HVD_EXT_RETURN_IF_ERROR(state_->FindPartial(channel, &found));
+  HVD_EXT_RETURN_IF_ERROR(state_->BeginStep(found.channel, std::nullopt, /*skips=*/true, ticket));
+  return state_->PostReady(found.channel);
 }
 
 Status Engine::Flush(int64_t channel, int64_t ahead) {
-  std::shared_ptr<Channel> found;
-  HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
+  PartialChannel found;
+  HVD_EXT_RETURN_IF_ERROR(state_->FindPartial(channel, &found));
   if (ahead < 1) return Invalid("flush: ahead (" + std::to_string(ahead) + ") must be at least 1");
-  found->partial()->Flush(ahead);
+  found.gate->Flush(ahead);
   return Status::Ok();
 }
 
 Status Engine::Leave(int64_t channel) {
-  std::shared_ptr<Channel> found;
-  HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
+  PartialChannel found;
+  HVD_EXT_RETURN_IF_ERROR(state_->FindPartial(channel, &found));
   return state_->PostRounds(found, [](PartialRounds* rounds, int64_t lane) {
     AssertProgress();
     rounds->Leave(lane);
@@ -333,26 +316,22 @@ Status Engine::Leave(int64_t channel) {
 }
 
 void Engine::AwaitRound(int64_t channel, NextRound done) {
-  std::shared_ptr<Channel> found;
-  Status status = FindPartial(channel, &found);
+  PartialChannel found;
+  Status status = state_->FindPartial(channel, &found);
   if (!status.ok()) return done(status, false);
-  found->partial()->AwaitRound(std::move(done));
+  found.gate->AwaitRound(std::move(done));
 }
 
 Status Engine::Progress(int64_t channel, int64_t* step, int64_t* over) {
   std::shared_ptr<Channel> found;
   HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
-  if (found->partial() != nullptr) {
-    found->partial()->Progress(step, over);
-  } else {
-    found->Progress(step, over);
-  }
+  found->Progress(step, over);
   return Status::Ok();
 }
 
 Status Engine::SetQuorum(int64_t channel, int64_t quorum) {
-  std::shared_ptr<Channel> found;
-  HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
+  PartialChannel found;
+  HVD_EXT_RETURN_IF_ERROR(state_->FindPartial(channel, &found));
   if (quorum < 1 || quorum > size()) {
     return Invalid("quorum (" + std::to_string(quorum) + ") must be in [1, " + std::to_string(size()) + "]");
   }
@@ -363,32 +342,36 @@ Status Engine::SetQuorum(int64_t channel, int64_t quorum) {
 }
 
 Status Engine::SetFlags(int64_t channel, int64_t flags) {
-  std::shared_ptr<Channel> found;
-  HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
+  PartialChannel found;
+  HVD_EXT_RETURN_IF_ERROR(state_->FindPartial(channel, &found));
   if (flags < 0 || flags > std::numeric_limits<int32_t>::max()) {
     return Invalid("flags (" + std::to_string(flags) + ") must be in [0, 2^31)");
   }
-  found->partial()->SetFlags(flags);
+  found.gate->SetFlags(flags);
   return Status::Ok();
 }
 
 Status Engine::GetRounds(int64_t channel, int64_t first, int64_t most, std::vector<RoundInfo>* rounds) {
-  std::shared_ptr<Channel> found;
-  HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
-  *rounds = found->partial()->Rounds(first, most);
+  PartialChannel found;
+  HVD_EXT_RETURN_IF_ERROR(state_->FindPartial(channel, &found));
+  *rounds = found.gate->Rounds(first, most);
   return Status::Ok();
 }
 
 Status Engine::ReadHeld(int64_t channel, int64_t tensor, void* to, bool* held) {
-  std::shared_ptr<Channel> found;
-  HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
-  return found->partial()->ReadHeld(tensor, to, held);
+  PartialChannel found;
+  HVD_EXT_RETURN_IF_ERROR(state_->FindPartial(channel, &found));
+  HVD_EXT_RETURN_IF_ERROR(found.channel->CheckTensor(tensor));
+  found.gate->ReadHeld(tensor, to, held);
+  return Status::Ok();
 }
 
 Status Engine::WriteHeld(int64_t channel, int64_t tensor, const void* from) {
-  std::shared_ptr<Channel> found;
-  HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
-  return found->partial()->WriteHeld(tensor, from);
+  PartialChannel found;
+  HVD_EXT_RETURN_IF_ERROR(state_->FindPartial(channel, &found));
+  HVD_EXT_RETURN_IF_ERROR(found.channel->CheckTensor(tensor));
+  found.gate->WriteHeld(tensor, from);
+  return Status::Ok();
 }
 
 Status Engine::State::Announce(const std::shared_ptr<OpenCall>& call) {

@@ -184,8 +184,6 @@ struct Statistics {
   int64_t buckets = 0, calls = 0, segments = 0, bytes_sent = 0, bytes_received = 0;
 };
 
-class Channel;
-
 class Engine {
  public:
   class CallerProgress;
@@ -292,9 +290,6 @@ class Engine {
   static Status OfChannel(int64_t channel, std::shared_ptr<Engine>* engine);
 
  private:
-  Status Begin(int64_t channel, const std::optional<TopKStep>& topk);
-  Status FindPartial(int64_t channel, std::shared_ptr<Channel>* found) const;
-
   Engine();
   class State;
   std::shared_ptr<State> state_;  // the thread holds it too: the last reference to an engine may go away on its thread

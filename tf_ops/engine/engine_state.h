@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -33,12 +34,15 @@ class Engine::State {
   // the deliveries are made on this one, and `then` is left out.
   void PostDeliveries(std::vector<Delivery> ended, std::function<void()> then);
   Status Announce(const std::shared_ptr<OpenCall>& call);
+  Status BeginStep(int64_t handle, const std::optional<TopKStep>& topk);
+  // The same without the call that is due before a step. Fails the lane where parts of a broken step are on their way.
+  Status BeginStep(const std::shared_ptr<Channel>& channel, const std::optional<TopKStep>& topk, bool skips,
+                   int64_t* step);
+  Status FindPartial(int64_t handle, PartialChannel* found) const;
   // Has the engine's thread do something with the rounds of a partial channel.
-  Status PostRounds(const std::shared_ptr<Channel>& channel, std::function<void(PartialRounds*, int64_t lane)> work);
-  // A gradient of a partial channel is there.
-  Status PostArrival(const std::shared_ptr<Channel>& channel);
-  // A bucket of the channel has become full.
-  bool PostFull(const std::shared_ptr<Channel>& channel);
+  Status PostRounds(const PartialChannel& partial, std::function<void(PartialRounds*, int64_t lane)> work);
+  // Has the engine's thread look at the channel: runs are ready, or a gradient is there.
+  Status PostReady(const std::shared_ptr<Channel>& channel);
 
   Core core;
   Inbox inbox{core.transport->doorbell()};

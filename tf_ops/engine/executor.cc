@@ -122,7 +122,7 @@ Status Executor::StartSegments(Lane* lane, bool* moved) {
       if (open->run.arriving != nullptr && !open->run.arriving->Has(begin * nbytes_each, end * nbytes_each)) {
         return Status::Ok();
       }
-      if (!IsDone(device_->inputs(), open->run.input)) return Status::Ok();
+      if (!IsDone(device_->inputs(), open->run.buffer->input())) return Status::Ok();
       // The last step's run of this bucket has not ended; the runs behind this one keep their order. Enter is called
       // last, because a run that has entered must start.
       if (open->started == 0 && open->run.sparse != nullptr && !open->run.sparse->Enter()) return Status::Ok();

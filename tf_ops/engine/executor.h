@@ -49,7 +49,6 @@ struct Run {
   ReduceOp op = ReduceOp::kSum;  // what RECV_REDUCE does
   int64_t divisor = 1;           // each segment is divided by it when it has ended
   std::shared_ptr<Buffer> buffer;
-  int64_t input = 0;               // it holds its values when this input of the device has ended
   std::shared_ptr<Buffer> result;  // in the host's memory; becomes a copy of the buffer where it is another one
   std::shared_ptr<const Arriving> arriving;  // what is still copied into the buffer; a segment starts when it is there
   int64_t elements = 0;

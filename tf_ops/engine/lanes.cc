@@ -6,36 +6,38 @@
 
 namespace hvd_ext {
 
-void Lanes::StartBucket(const std::shared_ptr<Channel>& channel) {
-  Channel::FullBucket full = channel->TakeFull();
-  const std::shared_ptr<ChannelStep>& step = full.step;
-  const Layout::Bucket& bucket = step->layout->bucket(full.bucket);
+void Lanes::StartRuns(const std::shared_ptr<Channel>& channel) {
+  for (Channel::Ready ready; channel->TakeReady(&ready);) Start(channel, std::move(ready));
+}
+
+void Lanes::Start(const std::shared_ptr<Channel>& channel, Channel::Ready ready) {
+  const std::shared_ptr<ChannelStep>& step = ready.step;
+  const Layout::Bucket& bucket = step->layout->bucket(ready.bucket);
   const BucketSpec& spec = bucket.spec;
   Run run;
-  run.what = channel->NameOfBucket(full.bucket, *step);
+  run.what = channel->NameOfBucket(ready.bucket, *step);
   run.plan = bucket.PlanAt(step->topk.density);
-  run.sparse = channel->MakeSparseRun(*step, full.bucket);
+  run.sparse = channel->MakeSparseRun(*step, ready.bucket);
   run.dtype = spec.dtype;
   run.wire = spec.wire;
   run.op = spec.op;
   run.divisor = spec.op == ReduceOp::kAverage ? core_->size : 1;
-  run.buffer = std::move(full.buffer);
-  run.input = full.input;
-  run.result = core_->ResultOf(run.buffer);
-  run.arriving = std::move(full.arriving);
+  Core::Places places = core_->PlacesOf(std::move(ready.buffer));
+  run.buffer = std::move(places.buffer);
+  run.result = places.result;
+  run.arriving = std::move(ready.arriving);
   run.elements = bucket.elements;
   run.segment_nbytes = core_->config.segment_nbytes > 0 ? core_->config.segment_nbytes : spec.segment_nbytes;
   run.id = step->number;
-  run.part = full.bucket;
-  run.done = [core = core_, channel, step, bucket = full.bucket, result = run.result](const Status& status) {
+  run.part = ready.bucket;
+  run.done = [core = core_, channel, step, bucket = ready.bucket, result = places.result](const Status& status) {
     double ended_s = core->trace.on() ? NowSeconds() : -1;
     std::vector<Delivery> ended;
-    channel->EndBucket(step.get(), bucket, status, result, &ended);
+    const int64_t count = channel->EndRun(step.get(), bucket, status, result, &ended);
     if (status.ok()) ++core->buckets;
     // The callbacks copy the results on this thread. It is the last of several passes that this thread makes over the
     // bucket's memory, and another thread could make it meanwhile only on an idle core; in a step the cores compute.
     DeliverAll(ended);
-    int64_t count = static_cast<int64_t>(ended.size());
     if (ended_s >= 0) {
       core->trace.Add(TraceKind::kDeliver, channel->lane(), step->number, bucket, ended_s, NowSeconds(), count);
     }

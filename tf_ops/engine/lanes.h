@@ -1,4 +1,4 @@
-// The channels' lanes: buckets that are full become runs of the executor; lanes that a rank has closed, or that have
+// The channels' lanes: runs that are ready are given to the executor; lanes that a rank has closed, or that have
 // failed.
 #pragma once
 
@@ -20,8 +20,8 @@ class Lanes {
   Lanes(Core* core, Control* control, Registry* registry, Executor* executor)
       : core_(core), control_(control), registry_(registry), executor_(executor) {}
 
-  // Starts the channel's next full bucket.
-  void StartBucket(const std::shared_ptr<Channel>& channel) HVD_EXT_REQUIRES(progress_role);
+  // Starts the channel's runs that are ready.
+  void StartRuns(const std::shared_ptr<Channel>& channel) HVD_EXT_REQUIRES(progress_role);
   // Tells the others how far this rank has come in the lane: what they have given to it beyond that can never end.
   void Close(int64_t lane) HVD_EXT_REQUIRES(progress_role);
   // Ends all runs of the lane and all that come. `tell`: the other ranks hear of it.
@@ -36,6 +36,8 @@ class Lanes {
   void Handle(int peer, const LaneClosed& closed) HVD_EXT_REQUIRES(progress_role);
 
  private:
+  void Start(const std::shared_ptr<Channel>& channel, Channel::Ready ready) HVD_EXT_REQUIRES(progress_role);
+
   struct Closed {
     int64_t runs;
     int rank;

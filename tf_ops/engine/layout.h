@@ -22,6 +22,7 @@ struct Layout {
     int64_t elements = 0;
 
     int64_t tensors() const { return static_cast<int64_t>(spec.tensors.size()); }
+    int64_t nbytes() const { return elements * static_cast<int64_t>(SizeOf(spec.dtype)); }
     // The plan of a step of this density.
     const std::shared_ptr<const Plan>& PlanAt(double density) const {
       return spec.sparse && density >= spec.sparse->dense_above ? dense_plan : plan;

@@ -37,13 +37,12 @@ PartialRounds::Lane* PartialRounds::Find(int64_t lane) {
   return found == lanes_of_.end() ? nullptr : &found->second;
 }
 
-void PartialRounds::Open(const std::shared_ptr<Channel>& channel) {
-  const PartialSpec& spec = channel->partial()->spec();
-  Lane lane;
-  lane.channel = channel;
+void PartialRounds::Open(const PartialChannel& opened) {
+  const PartialSpec& spec = opened.gate->spec();
+  Lane lane(opened);
   lane.relays = RelaysOf(spec.hosts, core_->rank);
   if (core_->rank == 0) lane.opener.emplace(spec.rules, core_->size);
-  const int64_t number = channel->lane();
+  const int64_t number = opened.channel->lane();
   lanes_of_.emplace(number, std::move(lane));
   auto early = early_.find(number);
   if (early == early_.end()) return;
@@ -57,7 +56,7 @@ void PartialRounds::Arrive(int64_t lane) {
   Lane* found = Find(lane);
   RoundArrival arrival;
   if (found == nullptr) return;
-  if (found->channel->partial()->TakeArrival(&arrival.step, &arrival.full)) {
+  if (found->gate->TakeArrival(&arrival.step, &arrival.full)) {
     arrival.lane = lane;
     control_->Send(0, arrival);
   }
@@ -67,7 +66,7 @@ void PartialRounds::Arrive(int64_t lane) {
 void PartialRounds::Leave(int64_t lane) {
   Lane* found = Find(lane);
   if (found == nullptr) return;
-  found->channel->partial()->Leave();
+  found->gate->Leave();
   RoundArrival arrival;
   arrival.lane = lane;
   arrival.left = true;
@@ -93,7 +92,7 @@ void PartialRounds::Handle(int peer, const RoundArrival& arrival) {
     found->opener->Leave(peer);
   } else {
     found->opener->Arrive(peer, arrival.step, arrival.full);
-    found->channel->partial()->Came(peer, arrival.step);
+    found->gate->Came(peer, arrival.step);
   }
   TellOpened(arrival.lane, found);
 }
@@ -115,12 +114,11 @@ void PartialRounds::Handle(const RoundsOpen& open) {
     return;
   }
   for (int peer : found->relays) control_->Send(peer, open);
-  const std::shared_ptr<PartialSteps>& partial = found->channel->partial();
-  partial->Open(open.round);
+  found->gate->Open(open.round);
   if (open.end) {
-    std::vector<std::function<void()>> ended;
-    partial->End(open.round, &ended);
-    for (const auto& call : ended) call();
+    std::vector<Delivery> ended;
+    found->gate->End(open.round, &ended);
+    DeliverAll(ended);
   }
   Start(found);
 }
@@ -135,7 +133,7 @@ void PartialRounds::WatchGone(int64_t number, Lane* lane) {
   for (int peer = 0; gone.empty() && peer < core_->size; ++peer) {
     if (peer != core_->rank && control_->HasLeft(peer)) gone = core_->HasLeft(peer);
   }
-  const int64_t round = gone.empty() ? 0 : lane->channel->partial()->WaitsFor();
+  const int64_t round = gone.empty() ? 0 : lane->gate->WaitsFor();
   if (round != lane->lost) {
     lane->lost = round;
     lane->lost_s = core_->now_s;
@@ -169,54 +167,9 @@ Status PartialRounds::Watch() {
 }
 
 void PartialRounds::Start(Lane* lane) {
-  const std::shared_ptr<Channel> channel = lane->channel;
-  PartialSteps::Contribution given;
-  while (channel->partial()->BeginRound(&given)) {
-    Status status = StartRound(channel, given);
-    if (status.ok()) continue;
-    if (status.code == Code::kStopped) return;  // closed here; the others learn it from LaneClosed
-    lanes_->Fail(channel->lane(), Communication(status.message), true);
-    return;
+  while (lane->channel->BeginRound()) {
   }
-}
-
-Status PartialRounds::StartRound(const std::shared_ptr<Channel>& channel, const PartialSteps::Contribution& given) {
-  const std::shared_ptr<PartialSteps> partial = channel->partial();
-  std::vector<Delivery> ended;
-  bool lost = false;
-  HVD_EXT_RETURN_IF_ERROR(channel->BeginStep(std::nullopt, &ended, &lost));
-  DeliverAll(ended);
-  const int64_t table = partial->tensors();
-  for (int64_t i = 0; i <= table; ++i) {
-    const int64_t nbytes = i < table ? partial->tensor(i).nbytes()
-                                     : PartialSteps::TableElements(core_->size) * static_cast<int64_t>(sizeof(int32_t));
-    std::shared_ptr<ChannelStep> step;
-    std::shared_ptr<Arriving> arriving;
-    char* to = nullptr;
-    HVD_EXT_RETURN_IF_ERROR(channel->Reserve(i, nbytes, &core_->pool, &step, &to, &arriving));
-    const int64_t input = core_->Fill(to, nbytes, [&](char* at) { partial->Write(given, i, at); });
-    int64_t full = 0;
-    if (arriving != nullptr) {
-      arriving->copied.fetch_add(nbytes, std::memory_order_release);
-      ++full;
-    }
-    int64_t more = 0;
-    HVD_EXT_RETURN_IF_ERROR(channel->Arrive(step, i, input, &more));
-    for (full += more; full > 0; --full) lanes_->StartBucket(channel);
-  }
-  for (int64_t i = 0; i <= table; ++i) {
-    Delivery delivery;
-    const auto deliver = [partial, i, round = given.round](const Status& status, const void* data,
-                                                           const Memory& memory) {
-      std::vector<std::function<void()>> calls;
-      partial->EndTensor(round, i, status, data, memory, &calls);
-      for (const auto& call : calls) call();
-    };
-    if (channel->Collect(i, given.round, deliver, &delivery)) {
-      delivery.deliver(delivery.status, delivery.data, delivery.memory);
-    }
-  }
-  return Status::Ok();
+  lanes_->StartRuns(lane->channel);
 }
 
 }  // namespace hvd_ext

@@ -16,19 +16,25 @@
 #include "engine/core.h"
 #include "engine/lanes.h"
 #include "engine/message.h"
-#include "engine/partial_steps.h"
+#include "engine/partial_gate.h"
 #include "engine/rounds.h"
 
 namespace hvd_ext {
+
+// A channel whose rounds are partial, and its gate.
+struct PartialChannel {
+  std::shared_ptr<Channel> channel;
+  PartialGate* gate = nullptr;
+};
 
 class PartialRounds {
  public:
   PartialRounds(Core* core, Control* control, Lanes* lanes) : core_(core), control_(control), lanes_(lanes) {}
 
   // The channel has been opened, or closed, on this rank.
-  void Open(const std::shared_ptr<Channel>& channel) HVD_EXT_REQUIRES(progress_role);
+  void Open(const PartialChannel& opened) HVD_EXT_REQUIRES(progress_role);
   void Close(int64_t lane) HVD_EXT_REQUIRES(progress_role) { lanes_of_.erase(lane); }
-  // A gradient of this rank is there, or a step was skipped.
+  // A gradient of this rank may be there, or a step may have been skipped, if the lane's rounds are partial.
   void Arrive(int64_t lane) HVD_EXT_REQUIRES(progress_role);
   // This rank gives no gradients until all ranks have left.
   void Leave(int64_t lane) HVD_EXT_REQUIRES(progress_role);
@@ -45,8 +51,8 @@ class PartialRounds {
   bool listening() const HVD_EXT_REQUIRES(progress_role) { return !lanes_of_.empty(); }
 
  private:
-  struct Lane {
-    std::shared_ptr<Channel> channel;
+  struct Lane : PartialChannel {
+    explicit Lane(const PartialChannel& opened) : PartialChannel(opened) {}
     std::optional<RoundOpener> opener;  // on rank 0
     int64_t told = 0;                   // the newest round that rank 0 has told of
     std::vector<int> relays;            // to whom this rank passes the word on
@@ -66,8 +72,6 @@ class PartialRounds {
   void TellOpened(int64_t number, Lane* lane) HVD_EXT_REQUIRES(progress_role);
   void Start(Lane* lane) HVD_EXT_REQUIRES(progress_role);
   void WatchGone(int64_t number, Lane* lane) HVD_EXT_REQUIRES(progress_role);
-  Status StartRound(const std::shared_ptr<Channel>& channel, const PartialSteps::Contribution& given)
-      HVD_EXT_REQUIRES(progress_role);
 
   Core* const core_;
   Control* const control_;

@@ -6,6 +6,7 @@
 
 #include "engine/coordinator.h"
 #include "engine/executor.h"
+#include "engine/partial_gate.h"
 
 namespace hvd_ext {
 
@@ -101,17 +102,6 @@ Status Registry::CheckPartial(const ChannelSpec& spec) const {
   return Status::Ok();
 }
 
-std::shared_ptr<PartialSteps> Registry::PartialOf(const ChannelSpec& spec) const {
-  std::vector<PartialSteps::Tensor> tensors(spec.tensor_names.size());
-  for (const BucketSpec& bucket : spec.buckets) {
-    for (int64_t tensor : bucket.tensors) {
-      const size_t i = static_cast<size_t>(tensor);
-      tensors[i] = {spec.tensor_names[i], bucket.dtype, spec.elements[i]};
-    }
-  }
-  return std::make_shared<PartialSteps>(spec.name, std::move(tensors), *spec.partial, core_->rank, core_->size);
-}
-
 Status Registry::LayoutOf(const ChannelSpec& spec, std::shared_ptr<const Layout>* layout) const {
   std::vector<std::shared_ptr<const Plan>> plans(spec.buckets.size());
   std::vector<std::shared_ptr<const Plan>> dense_plans(plans.size());
@@ -124,17 +114,15 @@ Status Registry::LayoutOf(const ChannelSpec& spec, std::shared_ptr<const Layout>
 }
 
 Status Registry::OpenChannel(const ChannelSpec& given, int64_t* handle) {
-  std::shared_ptr<PartialSteps> partial;
   HVD_EXT_RETURN_IF_ERROR(Layout::Check(given));
   ChannelSpec spec = given;
   if (given.partial) {
     HVD_EXT_RETURN_IF_ERROR(CheckPartial(given));
-    partial = PartialOf(given);
     // the table of who takes part is one more tensor, in a bucket of its own
     const PartialSpec& of = *given.partial;
     const int64_t table = static_cast<int64_t>(spec.tensor_names.size());
     spec.tensor_names.push_back("who takes part");
-    spec.elements.push_back(PartialSteps::TableElements(core_->size));
+    spec.elements.push_back(PartialGate::TableElements(core_->size));
     spec.buckets.push_back({DType::kInt32, ReduceOp::kSum, of.plan, of.segment_nbytes, {table}});
   }
   MutexLock lock(&mutex_);
@@ -144,9 +132,14 @@ Status Registry::OpenChannel(const ChannelSpec& given, int64_t* handle) {
   int64_t lane = 1 + static_cast<int64_t>(channels_.size());
   HVD_EXT_RETURN_IF_ERROR(CheckLane(lane, core_->config.window, core_->transport->largest_tag()));
   std::shared_ptr<Channel> opened;
+  std::shared_ptr<StepGate> gate = std::make_shared<SynchronousGate>();
+  if (given.partial) {
+    gate =
+        std::make_shared<PartialGate>(given.name, layout, *given.partial, core_->rank, core_->size, &core_->messages);
+  }
   try {
-    opened = std::make_shared<Channel>(spec.name, spec.tensor_names, std::move(layout), lane, &core_->trace,
-                                       std::move(partial));
+    opened = std::make_shared<Channel>(given.name, given.tensor_names, std::move(layout), lane, std::move(gate),
+                                       &core_->trace);
   } catch (const std::bad_alloc&) {
     return Internal("open of a channel: no memory for the residuals of its sparse buckets");
   }
@@ -166,10 +159,7 @@ Status Registry::SwitchLayout(int64_t channel, const ChannelSpec& spec) {
     MutexLock lock(&mutex_);
     HVD_EXT_RETURN_IF_ERROR(UsableNow());
     HVD_EXT_RETURN_IF_ERROR(ChannelOf(channel, &found));
-    if (found->partial() != nullptr) {
-      return Invalid("another layout of '" + found->name() +
-                     "': its rounds begin when a whole gradient is there, and keep their layout");
-    }
+    HVD_EXT_RETURN_IF_ERROR(found->gate()->CheckSwitch(found->name()));
     HVD_EXT_RETURN_IF_ERROR(LayoutOf(spec, &layout));
   }
   try {

@@ -53,7 +53,6 @@ class Registry {
 
  private:
   Status CheckPartial(const ChannelSpec& spec) const;
-  std::shared_ptr<PartialSteps> PartialOf(const ChannelSpec& spec) const;
   Status UsableNow() const HVD_EXT_REQUIRES(mutex_);
   Status LayoutOf(const ChannelSpec& spec, std::shared_ptr<const Layout>* layout) const HVD_EXT_REQUIRES(mutex_);
   Status PlanOf(int64_t handle, std::shared_ptr<const Plan>* plan) const HVD_EXT_REQUIRES(mutex_);
