@@ -1,14 +1,19 @@
-"""Codecs that make gradients smaller, with error feedback: their options, densities, selectors and momentum."""
+"""Codecs that make gradients smaller, with error feedback: their options, densities, selectors and momentum.
+
+A codec is a file of this folder with a `CODEC`.
+"""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+
 from hvd_ext.compression.codec import Codec
-from hvd_ext.compression.sign import Sign
-from hvd_ext.compression.topk import TopK
 
-__all__ = ["CODECS", "Codec", "Sign", "TopK", "from_text"]
+__all__ = ["CODECS", "Codec", "from_text"]
 
-CODECS: dict[str, type[Codec]] = {"topk": TopK, "sign": Sign}
+_MODULES = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+CODECS: dict[str, type[Codec]] = {module.CODEC.name: module.CODEC for module in _MODULES if hasattr(module, "CODEC")}
 
 
 def from_text(text: str) -> Codec | None:
@@ -21,4 +26,4 @@ def from_text(text: str) -> Codec | None:
         InvalidError: the codec has no such field, or a value breaks its rule.
     """
     name, _, rest = text.partition(":")
-    return CODECS[name].from_text(name, rest) if name in CODECS else None
+    return CODECS[name].from_text(rest) if name in CODECS else None

@@ -19,12 +19,12 @@ Where = Literal["everywhere", "needed"]
 class Codec(abc.ABC):
     """Options of a user that make a gradient smaller before it leaves a host, and keep the rest in a residual.
 
-    A codec is a frozen dataclass of the values below, the ones that users may set as its fields, and a file
-    `tf_ops/engine/codec_NAME.cc`. The density of a step is the share of the bytes that it sends, in entries of
-    `entry_nbytes`, and a step of density 1 is dense.
+    A codec is a frozen dataclass of the values below, the ones that users may set as its fields; its file names it as
+    `CODEC`. A file `tf_ops/engine/codec_NAME.cc` writes its messages. The density of a step is the share of the bytes
+    that it sends, in entries of `entry_nbytes`; a step of density 1 is dense.
     """
 
-    number: ClassVar[int]  # `CodecName` of tf_ops/engine/engine.h
+    name: ClassVar[str]  # of its file here, of tf_ops/engine/codec_NAME.cc, and on command lines
     merges: ClassVar[bool] = False  # whether vectors can be packed and merged (PACK, TAKE and MERGE of a plan)
 
     density: float | Literal["auto"]
@@ -71,11 +71,10 @@ class Codec(abc.ABC):
         return dtype == "float32" and elements >= max(1, self.min_elements) and (self.vectors or len(shape) > 1)
 
     @classmethod
-    def from_text(cls, name: str, text: str) -> Self:
+    def from_text(cls, text: str) -> Self:
         """Read options from a command line.
 
         Args:
-            name: the codec's, for messages.
             text: a value of the first field, or "density=0.01,wire=bf16" with fields by name. Values are read as YAML.
 
         Raises:
@@ -89,14 +88,14 @@ class Codec(abc.ABC):
                 field, value = known[0], part
             if field not in known:
                 raise InvalidError(
-                    f"compression ({f'{name}:{text}'!r}): {cls.__name__} has no field {field!r}; its fields are "
+                    f"compression ({f'{cls.name}:{text}'!r}): {cls.__name__} has no field {field!r}; its fields are "
                     f"{', '.join(known)}"
                 )
-            values[field] = cls._parsed(field, value, f"{name}:{text}")
+            values[field] = cls._parsed(field, value)
         return cls(**values)
 
     @classmethod
-    def _parsed(cls, field: str, value: str, text: str) -> Any:
+    def _parsed(cls, field: str, value: str) -> Any:
         import yaml
 
         return yaml.safe_load(value)

@@ -35,7 +35,7 @@ class Sign(Codec):
         InvalidError: a value breaks its rule.
     """
 
-    number: ClassVar[int] = 1
+    name: ClassVar[str] = "sign"
     density: ClassVar[float] = BITS
     entry_nbytes: ClassVar[float] = 4.0
     where: ClassVar[Literal["everywhere"]] = "everywhere"
@@ -57,3 +57,6 @@ class Sign(Codec):
     def schedule(self) -> Schedule:
         """Dense steps first, and then signs."""
         return Schedule((0, self.dense_steps), (1.0, BITS)) if self.dense_steps else Schedule((0,), (BITS,))
+
+
+CODEC = Sign

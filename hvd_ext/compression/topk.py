@@ -109,7 +109,7 @@ class TopK(Codec):
         InvalidError: a value breaks its rule, or two of them exclude each other.
     """
 
-    number: ClassVar[int] = 0
+    name: ClassVar[str] = "topk"
     merges: ClassVar[bool] = True
 
     density: float | Literal["auto"] = 0.01
@@ -210,10 +210,13 @@ class TopK(Codec):
         return values
 
     @classmethod
-    def _parsed(cls, field: str, value: str, text: str) -> Any:
+    def _parsed(cls, field: str, value: str) -> Any:
         if field != "warmup":
-            return super()._parsed(field, value, text)
+            return super()._parsed(field, value)
         steps, _, kind = value.partition("/")
         if kind not in ("", "dense"):
-            raise InvalidError(f"compression ({text!r}): warmup must be a number of steps, or 'steps/dense'")
-        return Warmup(super()._parsed(field, steps, text), dense=bool(kind))
+            raise InvalidError(f"compression, warmup ({value!r}): must be a number of steps, or 'steps/dense'")
+        return Warmup(super()._parsed(field, steps), dense=bool(kind))
+
+
+CODEC = TopK

@@ -507,7 +507,7 @@ def _selection(bucket: BucketLayout, handle_of: Callable[[LogicalPlan], int]) ->
     assert selection is not None
     assert bucket.dense is not None
     return spec.Selection(
-        codec=selection.codec,
+        codec=selection.codec.encode(),
         selector=selection.selector,
         samplings=selection.samplings,
         seed=selection.seed,

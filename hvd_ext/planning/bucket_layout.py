@@ -45,7 +45,7 @@ class Selection:
         indices: the encoding of the indices: 0 for the shortest, 1 for int32, 2 for gaps, 3 for a bitmap.
         per_tensor: whether k is divided over the tensors; else one k covers all of them.
         density: the density of an ordinary step, for predictions; the engine is told the density of each step.
-        codec: the number of the codec (hvd_ext/compression/codec.py).
+        codec: the name of the codec: a file of hvd_ext/compression.
         entry_nbytes: the mean number of bytes of a value and its index, for predictions.
     """
 
@@ -61,7 +61,7 @@ class Selection:
     indices: int = 0
     per_tensor: bool = False
     density: float = 1.0
-    codec: int = 0
+    codec: str = "topk"
     entry_nbytes: float = 4.0
 
 

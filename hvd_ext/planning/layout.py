@@ -391,7 +391,7 @@ def _selection(topk: Codec, momentum: Momentum | None, dense_above: float) -> Se
         momentum=None if momentum is None else momentum.value,
         nesterov=momentum is not None and momentum.nesterov,
         density=topk.schedule.densities[-1],
-        codec=topk.number,
+        codec=topk.name,
         entry_nbytes=topk.entry_nbytes,
         **topk.selection(),
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hvd_ext.compression import Codec, TopK
+from hvd_ext.compression import Codec
+from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import PlanError, TopologyError
 from hvd_ext.planning import lane_prices, scaling
 from hvd_ext.planning.cost import lane

@@ -9,7 +9,7 @@ namespace {
 
 Bucket Signs(std::vector<int64_t> tensors) {
   Bucket bucket{std::move(tensors), {}};
-  bucket.sparse.codec = CodecName::kSign;
+  bucket.sparse.codec = "sign";
   bucket.sparse.dense_above = 0.5;
   return bucket;
 }
@@ -101,7 +101,7 @@ TEST("sign message: any part comes back, and a damaged head or scale is refused"
   TopKScratch scratch;
   const int64_t first = 13, elements = 100;
   SparseSpec spec;
-  spec.codec = CodecName::kSign;
+  spec.codec = "sign";
   auto feedback = std::make_shared<Feedback>(spec, FeedbackShard{first, elements, false}, std::vector<int64_t>{});
   auto codec = MakeVectorCodec(feedback);
   const std::vector<float> gradient = Gradient(1, elements, 2);

@@ -52,7 +52,7 @@ Paths PathsOf(const HvdExtConfig& config) {
 
 SparseSpec SparseOf(const HvdExtSelection& sparse) {
   SparseSpec native;
-  native.codec = static_cast<CodecName>(sparse.codec);
+  native.codec = sparse.codec;
   native.selection = {static_cast<Selector>(sparse.selector), sparse.samplings, sparse.seed, sparse.threshold};
   if (sparse.has_momentum != 0) native.correction = {sparse.momentum, sparse.nesterov != 0, sparse.masks != 0};
   native.dense_plan = sparse.dense_plan;

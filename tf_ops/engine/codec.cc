@@ -1,20 +1,16 @@
 #include "engine/codec.h"
 
+#include <map>
 #include <string>
 #include <utility>
 
 namespace hvd_ext {
 namespace {
 
-struct Entry {
-  CodecName name;
-  std::unique_ptr<VectorCodec> (*make)(std::shared_ptr<Feedback> feedback);
-};
-
-constexpr Entry kCodecs[] = {
-    {CodecName::kTopK, MakeTopKCodec},
-    {CodecName::kSign, MakeSignCodec},
-};
+std::map<std::string, VectorCodecMaker>& Makers() {
+  static auto* makers = new std::map<std::string, VectorCodecMaker>;
+  return *makers;
+}
 
 Status CannotRun(const char* opcode) {
   return Invalid(std::string("the plan has the opcode ") + opcode +
@@ -23,18 +19,13 @@ Status CannotRun(const char* opcode) {
 
 }  // namespace
 
-bool IsVectorCodec(CodecName name) {
-  for (const Entry& entry : kCodecs) {
-    if (entry.name == name) return true;
-  }
-  return false;
-}
+void AddVectorCodec(const char* name, VectorCodecMaker make) { Makers()[name] = make; }
+
+bool IsVectorCodec(const std::string& name) { return Makers().count(name) > 0; }
 
 std::unique_ptr<VectorCodec> MakeVectorCodec(std::shared_ptr<Feedback> feedback) {
-  for (const Entry& entry : kCodecs) {
-    if (entry.name == feedback->spec().codec) return entry.make(std::move(feedback));
-  }
-  return nullptr;  // Layout::Check refuses it
+  auto maker = Makers().find(feedback->spec().codec);
+  return maker == Makers().end() ? nullptr : maker->second(std::move(feedback));
 }
 
 Status DamagedVector(const std::string& what) {

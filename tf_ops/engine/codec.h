@@ -2,13 +2,15 @@
 // - A DenseCodec writes the elements of SEND, RECV and RECV_REDUCE: as they are, or as halves.
 // - A VectorCodec writes a rank's vector of a shard, which SELECT makes from the sum and the residual: the largest
 //   elements (codec_topk.cc), or signs (codec_sign.cc). What it does not send stays in the residual.
-// A codec is one file and one line in codec.cc.
+// A codec with error feedback is one file; VectorCodecNamed makes it known.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "base/status.h"
 #include "engine/buffer_pool.h"
@@ -101,11 +103,23 @@ class VectorCodec {
   bool marked_ = false;
 };
 
-std::unique_ptr<VectorCodec> MakeVectorCodec(std::shared_ptr<Feedback> feedback);
-bool IsVectorCodec(CodecName name);
+using VectorCodecMaker = std::unique_ptr<VectorCodec> (*)(std::shared_ptr<Feedback> feedback);
 
-// The codecs' own functions; codec.cc lists them.
-std::unique_ptr<VectorCodec> MakeTopKCodec(std::shared_ptr<Feedback> feedback);
-std::unique_ptr<VectorCodec> MakeSignCodec(std::shared_ptr<Feedback> feedback);
+// Of the codec that the feedback's specification names; null if there is none.
+std::unique_ptr<VectorCodec> MakeVectorCodec(std::shared_ptr<Feedback> feedback);
+bool IsVectorCodec(const std::string& name);
+
+// A static one in a codec's file makes it known by its name: that of its file in hvd_ext/compression.
+template <typename Codec>
+struct VectorCodecNamed {
+  explicit VectorCodecNamed(const char* name);
+};
+void AddVectorCodec(const char* name, VectorCodecMaker make);
+template <typename Codec>
+VectorCodecNamed<Codec>::VectorCodecNamed(const char* name) {
+  AddVectorCodec(name, [](std::shared_ptr<Feedback> feedback) -> std::unique_ptr<VectorCodec> {
+    return std::make_unique<Codec>(std::move(feedback));
+  });
+}
 
 }  // namespace hvd_ext

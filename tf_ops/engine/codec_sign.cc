@@ -125,10 +125,7 @@ class SignCodec : public VectorCodec {
   Buffer bits_;  // of the shard's elements: 1 where `a` is negative
 };
 
+const VectorCodecNamed<SignCodec> named("sign");
+
 }  // namespace
-
-std::unique_ptr<VectorCodec> MakeSignCodec(std::shared_ptr<Feedback> feedback) {
-  return std::make_unique<SignCodec>(std::move(feedback));
-}
-
 }  // namespace hvd_ext

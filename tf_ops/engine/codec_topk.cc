@@ -143,10 +143,7 @@ class TopKCodec : public VectorCodec {
   SparseVector own_;
 };
 
+const VectorCodecNamed<TopKCodec> named("topk");
+
 }  // namespace
-
-std::unique_ptr<VectorCodec> MakeTopKCodec(std::shared_ptr<Feedback> feedback) {
-  return std::make_unique<TopKCodec>(std::move(feedback));
-}
-
 }  // namespace hvd_ext

@@ -57,14 +57,11 @@ struct Config {
 // How the positions of selected entries travel.
 enum class SparseIndices : int32_t { kSmallest = 0, kRaw = 1, kDelta = 2, kBitmap = 3 };
 
-// How a bucket's vectors are made and written (codec.h).
-enum class CodecName : int32_t { kTopK = 0, kSign = 1 };
-
 // How a bucket's entries are selected, and how they travel: a bucket with error feedback, whose plan has a SELECT or a
 // FOLD. The residual and the velocity of an element lie on the rank whose plan selects it, and sum up what the bucket
 // holds there at that row. A step changes them only when EndStep commits it.
 struct SparseSpec {
-  CodecName codec = CodecName::kTopK;
+  std::string codec = "topk";  // how vectors are made and written: a name of codec.h
   TopKOptions selection{};
   std::optional<MomentumCorrection> correction{};
   bool per_tensor = false;             // each tensor's part of the units gets its share of k; else all of them have one

@@ -23,9 +23,7 @@ Status CheckSparse(const std::string& where, const BucketSpec& bucket, int64_t e
     return Invalid(where + ": a sparse bucket must have less than 2^31 elements, it has " + std::to_string(elements) +
                    "; make the buckets smaller");
   }
-  if (!IsVectorCodec(sparse.codec)) {
-    return Invalid(where + ": there is no codec " + std::to_string(static_cast<int>(sparse.codec)));
-  }
+  if (!IsVectorCodec(sparse.codec)) return Invalid(where + ": there is no codec " + Quoted(sparse.codec));
   const int selector = static_cast<int>(sparse.selection.selector);
   if (selector < static_cast<int>(Selector::kExact) || selector > static_cast<int>(Selector::kRandom)) {
     return Invalid(where + ": selector (" + std::to_string(selector) + ") must be in [0, 4]");

@@ -95,11 +95,13 @@ def optimizer(facts: dict[str, Any], steps: int) -> Any:
         plain = hvd.optimizers.LARS(schedule, **given, **(recipe["lars"] or {}))
     else:
         plain = keras.optimizers.SGD(schedule, **given)
-    keywords = dict(how["topk"])
-    if not keywords:
-        return hvd.DistributedOptimizer(plain, algorithm=how["algorithm"])
     # a step is timed as it is after the warm-up
     warmed = round(how["warmup"] * steps) if facts["seed"] is not None else 0
+    keywords = dict(how["topk"])
+    if how.get("signs"):
+        return hvd.DistributedOptimizer(plain, algorithm=how["algorithm"], compression=hvd.Sign(warmed))
+    if not keywords:
+        return hvd.DistributedOptimizer(plain, algorithm=how["algorithm"])
     if warmed:
         densities = how["warmup_densities"]
         keywords["warmup"] = hvd.Warmup(warmed, densities) if densities else hvd.Warmup(warmed)
@@ -192,7 +194,7 @@ def timed(facts: dict[str, Any], data: data_sets.Data) -> dict[str, Any]:
     how = facts["how"]
     warmed = [
         _step_seconds({**facts, "how": {**how, "topk": {**how["topk"], "density": density}}}, data)[0]
-        for density in (how["warmup_densities"] or WARMUP_DENSITIES if how["warmup"] else ())
+        for density in (how["warmup_densities"] or WARMUP_DENSITIES if how["warmup"] and how["topk"] else ())
         if density > how["topk"].get("density", TopK().density)
     ]
     dense = {**facts, "how": {**how, "algorithm": "auto", "topk": {}}}
