@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/device.h"
 #include "engine/engine.h"
 #include "harness.h"
 #include "kernels/half.h"
@@ -97,18 +98,43 @@ inline MakeTransports& TransportsOfEngines() {
   return make;
 }
 
-// While an object of this class lives, Engines have these transports.
+using MakeDevice = std::shared_ptr<Device> (*)();
+
+// Makes the device of each rank of Engines; null: the host.
+inline MakeDevice& DeviceOfEngines() {
+  static MakeDevice make = nullptr;
+  return make;
+}
+
+// While an object of this class lives, Engines have these transports, and devices of this kind.
 class Over {
  public:
-  explicit Over(MakeTransports make) : before_(std::exchange(TransportsOfEngines(), make)) {}
-  ~Over() { TransportsOfEngines() = before_; }
+  explicit Over(MakeTransports transports, MakeDevice device = nullptr)
+      : transports_(std::exchange(TransportsOfEngines(), transports)),
+        device_(std::exchange(DeviceOfEngines(), device)) {}
+  ~Over() {
+    TransportsOfEngines() = transports_;
+    DeviceOfEngines() = device_;
+  }
 
  private:
-  const MakeTransports before_;
+  const MakeTransports transports_;
+  const MakeDevice device_;
 };
 
-// Whether tests show less than every case: under sanitizers, and over other transports than that between threads.
-inline bool ShowsLess() { return IsSanitized() || TransportsOfEngines() != MakeThreadTransports; }
+inline std::shared_ptr<Engine> StartEngine(const std::shared_ptr<Transport>& transport, Config config,
+                                           int64_t generation = 1) {
+  std::shared_ptr<Engine> engine;
+  if (DeviceOfEngines() != nullptr) config.device = DeviceOfEngines()();
+  CHECK_OK(Engine::Start(transport, config, generation, &engine));
+  return engine;
+}
+
+// Whether tests show less than every case: under sanitizers, over other transports than that between threads, and on
+// other devices than the host.
+inline bool ShowsLess() {
+  return IsSanitized() || TransportsOfEngines() != MakeThreadTransports || DeviceOfEngines() != nullptr;
+}
 
 // Numbers of ranks for what must hold for any: all up to `most`; where tests show less 1, 2, 3 and `most`, or 5 under
 // sanitizers, which find the same among fewer threads.
@@ -124,10 +150,8 @@ inline std::vector<int> Sizes(int most) {
 class Engines {
  public:
   explicit Engines(int size, const Config& config = QuickConfig(), int64_t generation = 1)
-      : transports_(TransportsOfEngines()(size)), engines_(static_cast<size_t>(size)) {
-    for (int rank = 0; rank < size; ++rank) {
-      CHECK_OK(Engine::Start(transports_[rank], config, generation, &engines_[rank]));
-    }
+      : transports_(TransportsOfEngines()(size)) {
+    for (const auto& transport : transports_) engines_.push_back(StartEngine(transport, config, generation));
   }
   ~Engines() { StopAll(); }
 
@@ -415,9 +439,9 @@ inline std::unique_ptr<Engine::CallerProgress> TakeProgress(Engine* engine) {
   return progress;
 }
 
-// Runs tests of other files again, over other transports.
-inline void Again(MakeTransports transports, const std::vector<std::string>& beginnings) {
-  const Over over(transports);
+// Runs tests of other files again, over other transports or on another device.
+inline void Again(MakeTransports transports, const std::vector<std::string>& beginnings, MakeDevice device = nullptr) {
+  const Over over(transports, device);
   int run = 0;
   std::string failed;
   for (const Test& test : Tests()) {
@@ -431,7 +455,7 @@ inline void Again(MakeTransports transports, const std::vector<std::string>& beg
       }
     }
   }
-  if (!failed.empty()) throw Failure("over another transport:" + failed);
+  if (!failed.empty()) throw Failure("over another transport, or on another device:" + failed);
   CHECK(run >= static_cast<int>(beginnings.size()));
 }
 

@@ -60,11 +60,11 @@ struct SlowJob {
   std::vector<std::shared_ptr<Engine>> engines;
 
   SlowJob(const Config& config, uint32_t seed, const std::vector<uint32_t>& most)
-      : inner(MakeThreadTransports(static_cast<int>(most.size()))), engines(most.size()) {
+      : inner(MakeThreadTransports(static_cast<int>(most.size()))) {
     for (size_t rank = 0; rank < most.size(); ++rank) {
       transports.push_back(
           std::make_shared<SlowTransport>(inner[rank], seed * 100 + static_cast<uint32_t>(rank), most[rank]));
-      CHECK_OK(Engine::Start(transports[rank], config, 1, &engines[rank]));
+      engines.push_back(StartEngine(transports[rank], config));
     }
   }
   void Each(const std::function<void(int, Engine*)>& rank_main) {

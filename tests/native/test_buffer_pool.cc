@@ -50,17 +50,6 @@ TEST("buffer pool: buffers at once have memory of their own, which moves with th
   std::memset(b.data(), 3, 1000);
 }
 
-TEST("buffer pool: what is kept for ever is not handed out again") {
-  BufferPool pool;
-  Buffer buffer = pool.Take(500);
-  char* data = buffer.data();
-  buffer.KeepForEver();
-  CHECK(!buffer);
-  Buffer other = pool.Take(500);
-  CHECK(other.data() != data);
-  std::memset(data, 4, 500);
-}
-
 TEST("buffer pool: threads may take and give back at once") {
   BufferPool pool;
   std::vector<std::thread> threads;

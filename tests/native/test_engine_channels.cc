@@ -134,7 +134,7 @@ TEST("channel: the last tensor of a bucket travels while it is copied, whichever
   }
 }
 
-TEST("channel: a bucket starts before its last large tensor has been copied, and only then") {
+TEST("early start: a bucket starts before its last large tensor has been copied, and only then") {
   OnEngines(2, [](int rank, Engine* engine) {
     const ChannelSpec spec = LargeSpec(AddPlan(engine, RingAllreduce(rank, 2)));
     const int64_t channel = OpenChannel(engine, spec);

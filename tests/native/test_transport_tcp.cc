@@ -40,7 +40,7 @@ TEST("tcp: the contract of a transport holds") {
 }
 
 TEST("tcp: the engine's tests pass") {
-  Again(MakeTcpTransports, {"engine: ", "channel: ", "leave: ", "stop: ", "top-k step: messages"});
+  Again(MakeTcpTransports, {"engine: ", "channel: ", "early start: ", "leave: ", "stop: ", "top-k step: messages"});
 }
 
 TEST("tcp: a rank that does not use it is reached by the other transport") {

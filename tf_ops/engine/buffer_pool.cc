@@ -1,5 +1,7 @@
 #include "engine/buffer_pool.h"
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <new>
 #include <utility>
@@ -10,7 +12,7 @@
 namespace hvd_ext {
 namespace {
 
-constexpr std::align_val_t kAlignment{64};  // a cache line, and the widest vector
+constexpr int64_t kPage = 4096;
 constexpr int kSmallestLog2 = 8;
 
 // Four classes to each power of two waste at most a fifth of what they hand out.
@@ -28,18 +30,49 @@ int ClassOf(int64_t nbytes) {
 }  // namespace
 
 struct Buffer::Shelves {
-  explicit Shelves(std::shared_ptr<Arena> memory) : arena(std::move(memory)) {}
+  struct Returned {
+    char* data;
+    std::array<int64_t, Device::kQueues> last{};  // the newest operations when it was returned
+  };
+
+  Shelves(std::shared_ptr<Arena> memory, std::shared_ptr<Device> of, bool host)
+      : arena(std::move(memory)), device(std::move(of)), on_host(host) {}
 
   const std::shared_ptr<Arena> arena;
+  const std::shared_ptr<Device> device;
+  const bool on_host;
+  const bool queues = !device->IsHost();  // operations may use a buffer after it was returned
   Mutex mutex;
-  std::vector<std::vector<char*>> free HVD_EXT_GUARDED_BY(mutex){static_cast<size_t>(kClasses)};
+  std::vector<std::vector<Returned>> free HVD_EXT_GUARDED_BY(mutex){static_cast<size_t>(kClasses)};
   int64_t allocations HVD_EXT_GUARDED_BY(mutex) = 0;
 
+  char* Allocate(int64_t nbytes) {
+    char* data = arena == nullptr ? nullptr : arena->Take(nbytes);
+    if (data != nullptr) return data;
+    if (!queues || !on_host) return device->Allocate(nbytes);
+    nbytes = (nbytes + kPage - 1) / kPage * kPage;
+    data = static_cast<char*>(::operator new(static_cast<size_t>(nbytes), std::align_val_t{kPage}));
+    device->Pin(data, nbytes);
+    return data;
+  }
+
+  void Free(char* data) {
+    if (arena != nullptr && arena->Owns(data)) return;
+    if (!queues || !on_host) return device->Free(data);
+    device->Unpin(data);
+    ::operator delete(data, std::align_val_t{kPage});
+  }
+
+  bool IsIdle(const Returned& returned) const {
+    for (int i = 0; queues && i < Device::kQueues; ++i) {
+      if (!device->queue(i)->Done(returned.last[static_cast<size_t>(i)])) return false;
+    }
+    return true;
+  }
+
   ~Shelves() {
-    for (const std::vector<char*>& shelf : free) {
-      for (char* data : shelf) {
-        if (arena == nullptr || !arena->Owns(data)) ::operator delete(data, kAlignment);
-      }
+    for (const std::vector<Returned>& shelf : free) {
+      for (const Returned& returned : shelf) Free(returned.data);
     }
   }
 };
@@ -48,7 +81,8 @@ Buffer::Buffer(Buffer&& other) noexcept
     : shelves_(std::move(other.shelves_)),
       data_(std::exchange(other.data_, nullptr)),
       nbytes_(std::exchange(other.nbytes_, 0)),
-      size_class_(other.size_class_) {}
+      size_class_(other.size_class_),
+      input_(other.input_) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   Buffer taken(std::move(other));
@@ -56,28 +90,40 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(data_, taken.data_);
   std::swap(nbytes_, taken.nbytes_);
   std::swap(size_class_, taken.size_class_);
+  std::swap(input_, taken.input_);
   return *this;
 }
 
 Buffer::~Buffer() {
   if (data_ == nullptr) return;
+  Shelves::Returned returned{data_};
+  if (shelves_->queues) {
+    for (int i = 0; i < Device::kQueues; ++i)
+      returned.last[static_cast<size_t>(i)] = shelves_->device->queue(i)->Last();
+    shelves_->device->Forget(data_, CapacityOf(size_class_));
+  }
   MutexLock lock(&shelves_->mutex);
-  shelves_->free[size_class_].push_back(data_);
+  shelves_->free[size_class_].push_back(returned);
 }
 
-void Buffer::KeepForEver() {
-  // Reachable from a static that is never destroyed: leak checkers then see memory in use, which it is.
-  static Mutex* mutex = new Mutex;
-  static auto* kept = new std::vector<std::pair<char*, std::shared_ptr<Arena>>>;
-  if (data_ == nullptr) return;
-  MutexLock lock(mutex);
-  kept->emplace_back(data_, shelves_->arena);
-  data_ = nullptr;
-  nbytes_ = 0;
-  shelves_.reset();
+bool Buffer::OnHost() const { return shelves_->on_host; }
+
+void Buffer::NoteInput(int64_t number) {
+  MutexLock lock(&shelves_->mutex);
+  input_ = std::max(input_, number);
 }
 
-BufferPool::BufferPool(std::shared_ptr<Arena> arena) : shelves_(std::make_shared<Buffer::Shelves>(std::move(arena))) {}
+BufferPool::BufferPool(std::shared_ptr<Arena> arena, std::shared_ptr<Device> device) {
+  if (arena != nullptr && !device->IsHost()) {
+    arena->PinBy([device](char* data, int64_t nbytes) { device->Pin(data, nbytes); },
+                 [device](char* data) { device->Unpin(data); });
+  }
+  shelves_ = std::make_shared<Buffer::Shelves>(std::move(arena), std::move(device), /*host=*/true);
+}
+
+BufferPool BufferPool::Of(std::shared_ptr<Device> device) {
+  return BufferPool(std::make_shared<Buffer::Shelves>(nullptr, std::move(device), /*host=*/false));
+}
 
 Buffer BufferPool::Take(int64_t nbytes) {
   Buffer buffer;
@@ -86,18 +132,17 @@ Buffer BufferPool::Take(int64_t nbytes) {
   buffer.shelves_ = shelves_;
   {
     MutexLock lock(&shelves_->mutex);
-    std::vector<char*>& shelf = shelves_->free[buffer.size_class_];
-    if (!shelf.empty()) {
-      buffer.data_ = shelf.back();
+    std::vector<Buffer::Shelves::Returned>& shelf = shelves_->free[buffer.size_class_];
+    for (size_t i = shelf.size(); i-- > 0;) {
+      if (!shelves_->IsIdle(shelf[i])) continue;
+      buffer.data_ = shelf[i].data;
+      shelf[i] = shelf.back();
       shelf.pop_back();
       return buffer;
     }
     ++shelves_->allocations;
   }
-  int64_t capacity = CapacityOf(buffer.size_class_);
-  if (shelves_->arena != nullptr) buffer.data_ = shelves_->arena->Take(capacity);
-  if (buffer.data_ == nullptr)
-    buffer.data_ = static_cast<char*>(::operator new(static_cast<size_t>(capacity), kAlignment));
+  buffer.data_ = shelves_->Allocate(CapacityOf(buffer.size_class_));
   return buffer;
 }
 

@@ -1,10 +1,15 @@
 // Memory for buckets, segments and messages: returned buffers are kept by size, so that a steady state allocates
 // nothing. With an arena, buffers lie in memory that other ranks map as long as there is room there.
+//
+// A buffer may be dropped while operations of a device that use it are queued: its memory is handed out again when they
+// have ended.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
+#include "engine/device.h"
 #include "shm/arena.h"
 
 namespace hvd_ext {
@@ -26,10 +31,11 @@ class Buffer {
   // The size that was asked for.
   int64_t nbytes() const { return nbytes_; }
   explicit operator bool() const { return data_ != nullptr; }
-
-  // Keeps the memory valid until the process ends, because a transport may still read or write it after the engine has
-  // stopped. This buffer holds nothing afterwards.
-  void KeepForEver();
+  // Whether plain loads and stores reach it.
+  bool OnHost() const;
+  // The newest operation of the device's inputs that writes into it.
+  int64_t input() const { return input_; }
+  void NoteInput(int64_t number);
 
  private:
   friend class BufferPool;
@@ -38,12 +44,16 @@ class Buffer {
   char* data_ = nullptr;
   int64_t nbytes_ = 0;
   int size_class_ = 0;
+  int64_t input_ = 0;
 };
 
-// Thread-safe. Holds what was returned to it until it is destroyed.
+// Thread-safe. Holds what was returned to it until it is destroyed. A copy is the same pool.
 class BufferPool {
  public:
-  explicit BufferPool(std::shared_ptr<Arena> arena = nullptr);
+  // Host memory, for messages: operations of the device may use it.
+  explicit BufferPool(std::shared_ptr<Arena> arena = nullptr, std::shared_ptr<Device> device = HostDevice());
+  // Memory of the device.
+  static BufferPool Of(std::shared_ptr<Device> device);
 
   // Gives a buffer of at least `nbytes`; the pointer is valid for 0 too. Throws std::bad_alloc.
   Buffer Take(int64_t nbytes);
@@ -52,6 +62,8 @@ class BufferPool {
   int64_t allocations() const;
 
  private:
+  explicit BufferPool(std::shared_ptr<Buffer::Shelves> shelves) : shelves_(std::move(shelves)) {}
+
   std::shared_ptr<Buffer::Shelves> shelves_;
 };
 

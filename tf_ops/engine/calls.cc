@@ -53,8 +53,8 @@ int64_t Sum(const std::vector<int64_t>& rows) { return std::accumulate(rows.begi
 
 // The work of a call, with this rank's input in its buffer. `parts` holds dimension 0 of every rank (allgather), or the
 // rows from each rank to each (alltoall).
-Run RunOf(const OpenCall& call, const std::vector<int64_t>& parts, int rank, int size, BufferPool* pool,
-          Outcome* outcome) {
+Run RunOf(const OpenCall& call, const std::vector<int64_t>& parts, Core* core, Outcome* outcome) {
+  const int rank = core->rank, size = core->size;
   Run run;
   std::vector<int64_t>* shape = &outcome->shape;
   std::vector<size_t> units;  // the result's; empty: all
@@ -101,15 +101,19 @@ Run RunOf(const OpenCall& call, const std::vector<int64_t>& parts, int rank, int
     int64_t elements = run.unit_begins[unit + 1] - run.unit_begins[unit];
     outcome->parts.push_back({run.unit_begins[unit] * nbytes_each, elements * nbytes_each});
   }
-  run.buffer = std::make_shared<Buffer>(pool->Take(run.elements * nbytes_each));
+  run.buffer = std::make_shared<Buffer>(core->pool.Take(run.elements * nbytes_each));
+  run.result = core->PlacesOf(run.buffer).result;
   bool reads = call.spec.kind != Kind::kBroadcast || call.spec.root == rank;
   size_t nbytes = static_cast<size_t>(Elements(call.spec.shape) * nbytes_each);
-  if (reads && nbytes > 0) std::memcpy(run.buffer->data() + begin * nbytes_each, call.input, nbytes);
+  if (reads && nbytes > 0) {
+    core->Fill(run.buffer.get(), begin * nbytes_each, static_cast<int64_t>(nbytes),
+               [&](char* at) { std::memcpy(at, call.input, nbytes); });
+  }
   return run;
 }
 
 // Copies the result out and ends the call.
-void EndCall(const OpenCall& call, const Outcome& outcome, const Buffer& buffer, const Status& status) {
+void EndCall(const OpenCall& call, const Outcome& outcome, const Buffer& result, const Status& status) {
   if (!status.ok()) {
     call.done(Named(call, status), {});
     return;
@@ -119,7 +123,7 @@ void EndCall(const OpenCall& call, const Outcome& outcome, const Buffer& buffer,
   char* to = static_cast<char*>(memory);
   for (const Outcome::Part& part : outcome.parts) {
     if (!allocated.ok() || part.nbytes == 0) continue;
-    std::memcpy(to, buffer.data() + part.begin, static_cast<size_t>(part.nbytes));
+    std::memcpy(to, result.data() + part.begin, static_cast<size_t>(part.nbytes));
     to += part.nbytes;
   }
   call.done(allocated, {});
@@ -184,7 +188,7 @@ void Calls::Handle(const CallStart& start) {
   Outcome outcome;
   Run run;
   try {
-    run = RunOf(*call, start.rows, core_->rank, core_->size, &core_->pool, &outcome);
+    run = RunOf(*call, start.rows, core_, &outcome);
   } catch (const std::bad_alloc&) {  // the other ranks have started it, so they must hear of it
     Status failed = Internal(call->name() + ": no memory for its buffer");
     core_->Break(failed);
@@ -196,8 +200,8 @@ void Calls::Handle(const CallStart& start) {
   if (reduces) run.op = call->spec.op;
   if (run.op == ReduceOp::kAverage) run.divisor = core_->size;
   run.id = start.id;
-  run.done = [trace, call, outcome, buffer = run.buffer, started_s, id = start.id](const Status& status) {
-    EndCall(*call, outcome, *buffer, status);
+  run.done = [trace, call, outcome, result = run.result, started_s, id = start.id](const Status& status) {
+    EndCall(*call, outcome, *result, status);
     if (started_s >= 0) trace->Add(TraceKind::kCall, kCallsLane, id, 0, started_s, NowSeconds());
   };
   executor_->Enqueue(kCallsLane, std::move(run), core_->now_s);

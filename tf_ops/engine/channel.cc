@@ -189,8 +189,8 @@ Status Channel::CheckTensor(int64_t tensor) const {
                  std::to_string(tensors()) + ")");
 }
 
-Status Channel::Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::shared_ptr<ChannelStep>* step, char** to,
-                        std::shared_ptr<Arriving>* arriving) {
+Status Channel::Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::shared_ptr<ChannelStep>* step,
+                        std::shared_ptr<Buffer>* buffer, std::shared_ptr<Arriving>* arriving) {
   MutexLock lock(&mutex_);
   if (!failure_.ok()) return failure_;
   HVD_EXT_RETURN_IF_ERROR(CheckTensor(tensor));
@@ -210,15 +210,15 @@ Status Channel::Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::s
   ChannelStep::Bucket& bucket = current_->bucket(place.bucket);
   const Layout::Bucket& layout = current_->layout->bucket(place.bucket);
   if (bucket.input == nullptr) {
-    bucket.input = std::make_shared<Buffer>(pool->Take(layout.nbytes()));
+    bucket.input = std::make_shared<Buffer>(gate_->PoolOfInputs(pool)->Take(layout.nbytes()));
     if (IsOn(trace_)) bucket.first_s = NowSeconds();
   }
   current_->tensor(tensor).state = ChannelStep::Tensor::kCopying;
   ++current_->reserved;
-  *to = bucket.input->data() + place.offset_nbytes;
+  *buffer = bucket.input;
   *step = current_;
   const bool last = current_->queued == place.bucket && gate_->MayStart(*current_, place.bucket, bucket.here + 1);
-  if (last && nbytes >= kEarlyNbytes && !layout.spec.sparse) {
+  if (last && nbytes >= kEarlyNbytes && !layout.spec.sparse && bucket.input->OnHost()) {
     *arriving = std::make_shared<Arriving>(bucket.input, place.offset_nbytes, place.offset_nbytes + nbytes);
     QueueNext(current_, *arriving);
   }
@@ -356,8 +356,10 @@ void Channel::EndOne(ChannelStep* step, int64_t tensor, Deliver deliver, Deliver
   if (bucket.ended && bucket.collected == step->layout->bucket(place.bucket).tensors()) bucket.buffer.reset();
 }
 
-int64_t Channel::EndRun(ChannelStep* step, int64_t bucket, const Status& status, std::vector<Delivery>* ended) {
+int64_t Channel::EndRun(ChannelStep* step, int64_t bucket, const Status& status, std::shared_ptr<Buffer> result,
+                        std::vector<Delivery>* ended) {
   MutexLock lock(&mutex_);
+  step->bucket(bucket).buffer = std::move(result);
   step->bucket(bucket).status = status;
   ++step->ended;
   step->end_s = NowSeconds();

@@ -74,11 +74,11 @@ class Channel {
   Status BeginStep(const std::optional<TopKStep>& topk, bool skips, Begun* begun)
       HVD_EXT_EXCLUDES(state_mutex_, mutex_);
 
-  // A submit is Reserve, the copy to `to`, then Arrive. *ready: the engine's thread must look at the channel. Where
-  // Reserve gives `arriving`, the tensor is large and the last that its bucket lacks: the bucket is ready already, and
-  // the copy says how far it is.
-  Status Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::shared_ptr<ChannelStep>* step, char** to,
-                 std::shared_ptr<Arriving>* arriving) HVD_EXT_EXCLUDES(mutex_);
+  // A submit is Reserve, Core::Fill of its place in `buffer`, then Arrive. *ready: the engine's thread must look at the
+  // channel. Where Reserve gives `arriving`, the tensor is large and the last that its bucket lacks: the bucket is
+  // ready already, and the copy says how far it is.
+  Status Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::shared_ptr<ChannelStep>* step,
+                 std::shared_ptr<Buffer>* buffer, std::shared_ptr<Arriving>* arriving) HVD_EXT_EXCLUDES(mutex_);
   Status Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, bool* ready) HVD_EXT_EXCLUDES(mutex_);
   // Makes the runs of the gate's next round ready; false where none may begin. Throws std::bad_alloc.
   bool BeginRound() HVD_EXT_EXCLUDES(mutex_);
@@ -89,9 +89,9 @@ class Channel {
   bool Collect(int64_t tensor, int64_t ticket, Deliver deliver, Delivery* delivery) HVD_EXT_EXCLUDES(mutex_);
   // See Engine.
   Status GiveResult(int64_t tensor, const void* data, int64_t nbytes) HVD_EXT_EXCLUDES(mutex_);
-  // Returns how many collects of the step have ended.
-  int64_t EndRun(ChannelStep* step, int64_t bucket, const Status& status, std::vector<Delivery>* ended)
-      HVD_EXT_EXCLUDES(mutex_);
+  // `result`: the bucket's reduced tensors, in the host's memory. Returns how many collects of the step have ended.
+  int64_t EndRun(ChannelStep* step, int64_t bucket, const Status& status, std::shared_ptr<Buffer> result,
+                 std::vector<Delivery>* ended) HVD_EXT_EXCLUDES(mutex_);
 
   // The deliveries of `count` collects that EndRun has given have been made.
   void Delivered(ChannelStep* step, int64_t count) HVD_EXT_EXCLUDES(mutex_);

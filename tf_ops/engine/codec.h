@@ -14,6 +14,7 @@
 
 #include "base/status.h"
 #include "engine/buffer_pool.h"
+#include "engine/device.h"
 #include "engine/error_feedback.h"
 #include "kernels/reduce.h"
 #include "kernels/topk.h"
@@ -21,23 +22,24 @@
 
 namespace hvd_ext {
 
+// Its work on the buffer is queued (device.h).
 class DenseCodec {
  public:
   virtual ~DenseCodec() = default;
-  // Whether a message has the bytes of the buffer, so that it is sent from there, received there, and added from the
-  // peer's memory. If so, only Nbytes and Combine are called.
+  // Whether a message has the bytes of the buffer. If so, and if the buffer lies in the host's memory, it is sent from
+  // there, received there, and added from the peer's memory.
   virtual bool IsPlain() const { return false; }
   // Whether messages say how many ranks' values their sums have.
   virtual bool CountsTerms() const { return false; }
   virtual int64_t Nbytes(int64_t elements) const = 0;
   // `data` becomes what the message says, so that the sender and the receivers go on with the same bits.
-  virtual void Write(char* message, char* data, int64_t elements, int32_t terms) const = 0;
+  virtual void Write(Queue* queue, char* message, char* data, int64_t elements, int32_t terms) const = 0;
   virtual int32_t Terms(const char* message, int64_t elements) const = 0;
-  virtual void Read(const char* message, char* data, int64_t elements) const = 0;
-  virtual void Combine(const char* message, char* data, int64_t elements) const = 0;
+  virtual void Read(Queue* queue, const char* message, char* data, int64_t elements) const = 0;
+  virtual void Combine(Queue* queue, const char* message, char* data, int64_t elements) const = 0;
   // At the end of a segment, in which the values of all ranks are added up: what ranks have sent on is rounded, and
   // now it is on all ranks.
-  virtual void Finish(char* data, int64_t elements, int ranks) const = 0;
+  virtual void Finish(Queue* queue, char* data, int64_t elements, int ranks) const = 0;
 };
 
 // `wire`: float16 or bfloat16, in which float32 is sent and added in float32.
@@ -84,8 +86,8 @@ class VectorCodec {
   virtual VectorMessage Write(int64_t begin, int64_t elements, BufferPool* pool) const = 0;
   // Refuses a head that no message about `elements` elements has. A head that passes bounds the body's length.
   virtual Status CheckHead(const VectorHead& head, int64_t elements) const = 0;
-  // Adds the own vector to the bucket, or a message to the elements that it is about.
-  virtual void Add(int64_t begin, int64_t elements, float* bucket) const = 0;
+  // Adds the own vector, or a message, to the elements that it is about.
+  virtual void Add(int64_t begin, int64_t elements, float* data) const = 0;
   virtual Status Add(const VectorMessage& message, float* data, int64_t elements) const = 0;
   // A value was not finite when the vector was made.
   bool marked() const { return marked_; }

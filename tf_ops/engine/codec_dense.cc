@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstring>
 
 #include "engine/codec.h"
@@ -12,15 +11,17 @@ class Plain : public DenseCodec {
 
   bool IsPlain() const override { return true; }
   int64_t Nbytes(int64_t elements) const override { return elements * static_cast<int64_t>(SizeOf(dtype_)); }
-  void Write(char* message, char* data, int64_t elements, int32_t) const override { Read(data, message, elements); }
+  void Write(Queue* queue, char* message, char* data, int64_t elements, int32_t) const override {
+    queue->Copy(message, data, Nbytes(elements));
+  }
   int32_t Terms(const char*, int64_t) const override { return 1; }
-  void Read(const char* message, char* data, int64_t elements) const override {
-    std::memcpy(data, message, static_cast<size_t>(Nbytes(elements)));
+  void Read(Queue* queue, const char* message, char* data, int64_t elements) const override {
+    queue->Copy(data, message, Nbytes(elements));
   }
-  void Combine(const char* message, char* data, int64_t elements) const override {
-    hvd_ext::Combine(op_, dtype_, data, message, elements);
+  void Combine(Queue* queue, const char* message, char* data, int64_t elements) const override {
+    queue->Combine(op_, dtype_, data, message, elements);
   }
-  void Finish(char*, int64_t, int) const override {}
+  void Finish(Queue*, char*, int64_t, int) const override {}
 
  private:
   const DType dtype_;
@@ -32,17 +33,19 @@ class Half : public DenseCodec {
   Half(DType wire, ReduceOp op) : wire_(wire), op_(op) {}
 
   int64_t Nbytes(int64_t elements) const override { return 2 * elements; }
-  void Write(char* message, char* data, int64_t elements, int32_t) const override {
-    Narrow(wire_, message, Floats(data), elements);
+  void Write(Queue* queue, char* message, char* data, int64_t elements, int32_t) const override {
+    queue->Narrow(wire_, message, Floats(data), elements, 1);
   }
   int32_t Terms(const char*, int64_t) const override { return 1; }
-  void Read(const char* message, char* data, int64_t elements) const override {
-    Widen(wire_, Floats(data), message, elements);
+  void Read(Queue* queue, const char* message, char* data, int64_t elements) const override {
+    queue->Widen(wire_, Floats(data), message, elements, 1);
   }
-  void Combine(const char* message, char* data, int64_t elements) const override {
-    CombineWidened(op_, wire_, Floats(data), message, elements);
+  void Combine(Queue* queue, const char* message, char* data, int64_t elements) const override {
+    queue->CombineWidened(op_, wire_, Floats(data), message, elements);
   }
-  void Finish(char* data, int64_t elements, int) const override { Round(wire_, Floats(data), elements); }
+  void Finish(Queue* queue, char* data, int64_t elements, int) const override {
+    queue->Round(wire_, Floats(data), elements, 1);
+  }
 
  protected:
   static float* Floats(char* data) { return reinterpret_cast<float*>(data); }
@@ -61,23 +64,23 @@ class ScaledHalf : public Half {
 
   bool CountsTerms() const override { return true; }
   int64_t Nbytes(int64_t elements) const override { return 2 * elements + static_cast<int64_t>(sizeof(int32_t)); }
-  void Write(char* message, char* data, int64_t elements, int32_t terms) const override {
+  void Write(Queue* queue, char* message, char* data, int64_t elements, int32_t terms) const override {
     std::memcpy(message + 2 * elements, &terms, sizeof(terms));
-    Narrow(kWire, message, Floats(data), elements, Scale(terms));
+    queue->Narrow(kWire, message, Floats(data), elements, Scale(terms));
   }
   int32_t Terms(const char* message, int64_t elements) const override {
     int32_t terms = 1;
     std::memcpy(&terms, message + 2 * elements, sizeof(terms));
     return terms;
   }
-  void Read(const char* message, char* data, int64_t elements) const override {
-    Widen(kWire, Floats(data), message, elements, Scale(Terms(message, elements)));
+  void Read(Queue* queue, const char* message, char* data, int64_t elements) const override {
+    queue->Widen(kWire, Floats(data), message, elements, Scale(Terms(message, elements)));
   }
-  void Combine(const char* message, char* data, int64_t elements) const override {
-    AddWidened(kWire, Floats(data), message, elements, Scale(Terms(message, elements)));
+  void Combine(Queue* queue, const char* message, char* data, int64_t elements) const override {
+    queue->AddWidened(kWire, Floats(data), message, elements, Scale(Terms(message, elements)));
   }
-  void Finish(char* data, int64_t elements, int ranks) const override {
-    Round(kWire, Floats(data), elements, Scale(ranks));
+  void Finish(Queue* queue, char* data, int64_t elements, int ranks) const override {
+    queue->Round(kWire, Floats(data), elements, Scale(ranks));
   }
 
  private:

@@ -44,11 +44,11 @@ class TopKCodec : public VectorCodec {
 
   Status CheckHead(const VectorHead& head, int64_t elements) const override { return CheckSparseHead(head, elements); }
 
-  void Add(int64_t begin, int64_t elements, float* bucket) const override {
+  void Add(int64_t begin, int64_t elements, float* data) const override {
     const int32_t* positions = own_.position();
     const float* values = own_.value();
     for (int64_t i = own_.Find(begin), end = own_.Find(begin + elements); i < end; ++i) {
-      bucket[positions[i]] += values[i];
+      data[positions[i] - begin] += values[i];
     }
   }
 

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "engine/buffer_pool.h"
+#include "engine/device.h"
 #include "engine/engine.h"
 #include "engine/progress_role.h"
 #include "engine/stall.h"
@@ -26,7 +27,33 @@ struct Core {
         generation(g),
         rank(transport->rank()),
         size(transport->size()),
-        pool(transport->arena()) {}
+        device(config.device != nullptr ? config.device : HostDevice()),
+        messages(transport->arena(), device),
+        pool(device->IsHost() ? messages : BufferPool::Of(device)) {}
+
+  // Has `write(char* at)` write the `nbytes` bytes from `offset` on of a bucket's buffer. A run in the buffer starts
+  // when they are there.
+  template <typename Write>
+  void Fill(Buffer* buffer, int64_t offset, int64_t nbytes, const Write& write) {
+    if (buffer->OnHost()) return write(buffer->data() + offset);
+    const Buffer staged = messages.Take(nbytes);
+    write(staged.data());
+    CopyIn(buffer, offset, staged);
+  }
+
+  // Where a run works, and where its result lies in the host's memory.
+  struct Places {
+    std::shared_ptr<Buffer> buffer, result;
+  };
+  // Of a run in `buffer`, which lies on the device, or in the host's memory.
+  Places PlacesOf(std::shared_ptr<Buffer> buffer) {
+    if (device->IsHost()) return {buffer, buffer};
+    const int64_t nbytes = buffer->nbytes();
+    if (!buffer->OnHost()) return {std::move(buffer), std::make_shared<Buffer>(messages.Take(nbytes))};
+    auto copy = std::make_shared<Buffer>(pool.Take(nbytes));
+    CopyIn(copy.get(), 0, *buffer);
+    return {std::move(copy), std::move(buffer)};
+  }
 
   // For messages: a rank's number, and "rank 2 has shut down: ...".
   int Number(int peer) const { return NumberOf(config.numbers, peer); }
@@ -38,11 +65,17 @@ struct Core {
     if (broken.ok()) broken = std::move(status);
   }
 
+  void CopyIn(Buffer* buffer, int64_t offset, const Buffer& from) {
+    device->inputs()->Copy(buffer->data() + offset, from.data(), from.nbytes());
+    buffer->NoteInput(device->inputs()->Last());
+  }
+
   const std::shared_ptr<Transport> transport;
   const Config config;
   const int64_t generation;
   const int rank, size;
-  BufferPool pool;
+  const std::shared_ptr<Device> device;
+  BufferPool messages, pool;  // host memory that is sent, received and handed out; the device's, for buckets
   Trace trace;
   std::atomic<int64_t> buckets{0}, calls{0};  // that have ended well; that were started
 

@@ -228,25 +228,29 @@ Status Engine::Submit(int64_t channel, int64_t tensor, const void* data, int64_t
                       CallerProgress* progress) {
   std::shared_ptr<Channel> found;
   std::shared_ptr<ChannelStep> step;
+  std::shared_ptr<Buffer> buffer;
   std::shared_ptr<Arriving> arriving;
-  char* to = nullptr;
   HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
   try {
-    HVD_EXT_RETURN_IF_ERROR(found->Reserve(tensor, nbytes, &state_->core.pool, &step, &to, &arriving));
+    HVD_EXT_RETURN_IF_ERROR(found->Reserve(tensor, nbytes, &state_->core.pool, &step, &buffer, &arriving));
+    *ticket = step->number;
+    if (arriving != nullptr) HVD_EXT_RETURN_IF_ERROR(state_->PostReady(found));
+    state_->core.Fill(buffer.get(), step->layout->place(tensor).offset_nbytes, nbytes, [&](char* to) {
+      for (int64_t at = 0; at < nbytes;) {
+        const int64_t piece = std::min(nbytes - at, kCopyNbytes);
+        std::memcpy(to + at, static_cast<const char*>(data) + at, static_cast<size_t>(piece));
+        at += piece;
+        if (arriving != nullptr) {
+          arriving->copied.fetch_add(piece, std::memory_order_release);
+          state_->core.transport->doorbell()->Ring(/*from_peer=*/false);
+        }
+        if (progress != nullptr) progress->Copied(piece);
+      }
+    });
   } catch (const std::bad_alloc&) {
     return Internal("submit: no memory for a bucket of '" + found->name() + "'");
-  }
-  *ticket = step->number;
-  if (arriving != nullptr) HVD_EXT_RETURN_IF_ERROR(state_->PostReady(found));
-  for (int64_t at = 0; at < nbytes;) {
-    const int64_t piece = std::min(nbytes - at, kCopyNbytes);
-    std::memcpy(to + at, static_cast<const char*>(data) + at, static_cast<size_t>(piece));
-    at += piece;
-    if (arriving != nullptr) {
-      arriving->copied.fetch_add(piece, std::memory_order_release);
-      state_->core.transport->doorbell()->Ring(/*from_peer=*/false);
-    }
-    if (progress != nullptr) progress->Copied(piece);
+  } catch (const std::exception& e) {
+    return Internal("submit to '" + found->name() + "': " + e.what());
   }
   bool ready = false;
   HVD_EXT_RETURN_IF_ERROR(found->Arrive(step, tensor, &ready));

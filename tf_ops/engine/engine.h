@@ -30,6 +30,8 @@
 
 namespace hvd_ext {
 
+class Device;
+
 enum class Kind : int32_t {
   kAllreduce = 0,
   kAllgather = 1,
@@ -49,6 +51,7 @@ struct Config {
   double drain_s = 1;          // Stop: how long work under way may make no progress; it has three times this in all
   double handshake_s = 2;      // Stop: how long the peers may take to answer that they shut down too
   std::vector<int> numbers{};  // the ranks' numbers in words for people; empty: their own
+  std::shared_ptr<Device> device{};  // where buckets lie; null: the host
 };
 
 // How the positions of selected entries travel.

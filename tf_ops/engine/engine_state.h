@@ -48,7 +48,7 @@ class Engine::State {
   Inbox inbox{core.transport->doorbell()};
   Registry registry{&core, &inbox};
   Control control{&core};
-  Executor executor{core.transport.get(), &core.pool, core.config.window, &core.trace};
+  Executor executor{core.transport.get(), &core.messages, core.config.window, &core.trace, core.device};
   Calls calls{&core, &control, &executor};
   Lanes lanes{&core, &control, &registry, &executor};
   PartialRounds rounds{&core, &control, &lanes};

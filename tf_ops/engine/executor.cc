@@ -31,8 +31,9 @@ Status CheckLane(int64_t lane, int64_t window, int64_t largest_tag) {
       ", which this transport does not have: too many channels have been opened; shutdown() and init() start afresh");
 }
 
-Executor::Executor(Transport* transport, BufferPool* pool, int64_t window, Trace* trace)
-    : transport_(transport), pool_(pool), window_(window), trace_(trace) {
+Executor::Executor(Transport* transport, BufferPool* messages, int64_t window, Trace* trace,
+                   std::shared_ptr<Device> device)
+    : transport_(transport), messages_(messages), window_(window), trace_(trace), device_(std::move(device)) {
   transport_->NameBy([this](const Label& label) {
     AssertProgress();
     return NameOf(label);
@@ -86,6 +87,7 @@ void Executor::Enqueue(int64_t number, Run run, double now_s) {
 }
 
 Status Executor::Progress(double now_s, bool* moved) {
+  polls_ = false;
   for (Lane* lane : busy_) {
     bool lane_moved = false;
     HVD_EXT_RETURN_IF_ERROR(StartSegments(lane, &lane_moved));
@@ -120,6 +122,7 @@ Status Executor::StartSegments(Lane* lane, bool* moved) {
       if (open->run.arriving != nullptr && !open->run.arriving->Has(begin * nbytes_each, end * nbytes_each)) {
         return Status::Ok();
       }
+      if (!IsDone(device_->inputs(), open->run.buffer->input())) return Status::Ok();
       // The last step's run of this bucket has not ended; the runs behind this one keep their order. Enter is called
       // last, because a run that has entered must start.
       if (open->started == 0 && open->run.sparse != nullptr && !open->run.sparse->Enter()) return Status::Ok();
@@ -131,6 +134,7 @@ Status Executor::StartSegments(Lane* lane, bool* moved) {
         const std::vector<Row>& rows = open->run.plan->rows;
         open->rounds.resize(rows.empty() ? 0 : static_cast<size_t>(rows.back().round + 1));
       }
+      place->queue = device_->OfSegment(place->label.tag);
       place->plan = open->run.plan;
       place->buffer = open->run.buffer;
       place->sparse = open->run.sparse;
@@ -146,6 +150,12 @@ Status Executor::StartSegments(Lane* lane, bool* moved) {
   return Status::Ok();
 }
 
+bool Executor::IsDone(Queue* queue, int64_t operation) {
+  const bool done = queue->Done(operation);
+  polls_ |= !done;
+  return done;
+}
+
 int64_t Executor::UnitAt(const Segment& segment, int64_t unit) const {
   const std::vector<int64_t>& begins = segment.open->run.unit_begins;
   if (!begins.empty()) return begins[static_cast<size_t>(unit)];
@@ -155,16 +165,14 @@ int64_t Executor::UnitAt(const Segment& segment, int64_t unit) const {
 Status Executor::StartRound(Segment* segment) {
   const std::vector<Row>& rows = segment->plan->rows;
   segment->transfers.clear();
-  segment->waiting = 0;
-  segment->reduced = 0;
+  segment->waiting = segment->sent = segment->reduced = 0;
   if (segment->next_row == rows.size()) return Status::Ok();
   int64_t piece_elements = kPieceNbytes / static_cast<int64_t>(SizeOf(segment->open->run.dtype));
   int64_t round = rows[segment->next_row].round;
   segment->round = round;
   NoteRound(*segment, false);
   if (IsLocal(rows[segment->next_row].opcode)) return RunLocalRows(segment);
-  const size_t first = segment->next_row;
-  size_t end = first;
+  size_t end = segment->first_row = segment->next_row;
   for (; end < rows.size() && rows[end].round == round; ++end) {
     const Row& row = rows[end];
     if (IsSparse(row.opcode)) continue;
@@ -173,63 +181,80 @@ Status Executor::StartRound(Segment* segment) {
     // Nothing to move makes no message: the peer finds the same length and leaves it out too.
     for (int64_t piece = 0; piece < elements; piece += piece_elements) {
       int64_t length = std::min(piece_elements, elements - piece);
-      segment->transfers.push_back(Transfer{&row, begin + piece, length, nullptr, Buffer(), nullptr});
+      segment->transfers.push_back(Transfer{&row, begin + piece, length});
     }
   }
   segment->next_row = end;
   segment->waiting = segment->transfers.size();
+  segment->vectors = segment->sparse != nullptr;
   // Receives are posted first: a message that finds its receive is not copied twice.
-  for (bool sends : {false, true}) {
-    for (Transfer& transfer : segment->transfers) {
-      if ((transfer.row->opcode == Opcode::SEND) == sends) {
-        HVD_EXT_RETURN_IF_ERROR(Post(segment, *transfer.row, &transfer));
-      }
-    }
+  for (Transfer& transfer : segment->transfers) {
+    if (transfer.row->opcode != Opcode::SEND) HVD_EXT_RETURN_IF_ERROR(PostReceive(segment, &transfer));
   }
-  return segment->sparse == nullptr ? Status::Ok() : PostVectors(segment, first, end);
+  for (size_t i = 0; i < segment->transfers.size(); ++i) {
+    if (segment->transfers[i].row->opcode == Opcode::SEND) WriteMessage(segment, &segment->transfers[i]);
+    HVD_EXT_RETURN_IF_ERROR(PostWritten(segment, i + 1));
+  }
+  return PostWritten(segment, segment->transfers.size());
 }
 
-bool Executor::Combines(const OpenRun& open, const Row& row) {
-  return row.opcode == Opcode::RECV_REDUCE || (!open.codec->IsPlain() && row.opcode == Opcode::RECV);
+bool Executor::Combines(const OpenRun& open, const Row& row) const {
+  return row.opcode == Opcode::RECV_REDUCE || (HasMessages(open) && row.opcode == Opcode::RECV);
 }
 
 // A message that is received without a copy must be added as soon as it is there. If it waited for sends of this rank,
 // it would keep the peer's send from ending, which may wait for ours.
 bool Executor::ReceivesZeroCopy(const OpenRun& open, const Row& row) const {
   bool waits = row.after_sends && open.codec->IsPlain();
-  return Combines(open, row) && !waits && transport_->IsZeroCopy(row.peer);
+  return device_->IsHost() && Combines(open, row) && !waits && transport_->IsZeroCopy(row.peer);
 }
 
-Status Executor::Post(Segment* segment, const Row& row, Transfer* transfer) {
+Status Executor::PostReceive(Segment* segment, Transfer* transfer) {
   const OpenRun& open = *segment->open;
-  int64_t nbytes = open.codec->Nbytes(transfer->elements);
-  char* data = segment->buffer->data() + transfer->begin * static_cast<int64_t>(SizeOf(open.run.dtype));
-  if (ReceivesZeroCopy(open, row)) {
-    data = nullptr;
-  } else if (row.opcode == Opcode::RECV_REDUCE || !open.codec->IsPlain()) {
-    transfer->scratch = pool_->Take(nbytes);
-    if (row.opcode == Opcode::SEND) {
-      int32_t terms = 1;
-      if (open.codec->CountsTerms()) {
-        auto first = segment->terms.begin() + row.begin;
-        terms = *std::max_element(first, first + row.count);
-      }
-      open.codec->Write(transfer->scratch.data(), data, transfer->elements, terms);
-    }
+  const Row& row = *transfer->row;
+  const int64_t nbytes = open.codec->Nbytes(transfer->elements);
+  char* data = nullptr;
+  if (!Combines(open, row)) {
+    data = DataOf(*segment, transfer->begin);
+  } else if (!ReceivesZeroCopy(open, row)) {
+    transfer->scratch = messages_->Take(nbytes);
     data = transfer->scratch.data();
   }
-  switch (row.opcode) {
-    case Opcode::SEND:
-      statistics_.bytes_sent += nbytes;
-      return transport_->Send(row.peer, segment->label, data, nbytes, &transfer->request);
-    case Opcode::RECV:
-    case Opcode::RECV_REDUCE:
-      statistics_.bytes_received += nbytes;
-      return transport_->Recv(row.peer, segment->label, data, nbytes, &transfer->request);
-    default:
-      break;
+  statistics_.bytes_received += nbytes;
+  return transport_->Recv(row.peer, segment->label, data, nbytes, &transfer->request);
+}
+
+void Executor::WriteMessage(Segment* segment, Transfer* transfer) {
+  const OpenRun& open = *segment->open;
+  const Row& row = *transfer->row;
+  char* data = DataOf(*segment, transfer->begin);
+  transfer->message = data;
+  if (!HasMessages(open)) return;
+  int32_t terms = 1;
+  if (open.codec->CountsTerms()) {
+    auto first = segment->terms.begin() + row.begin;
+    terms = *std::max_element(first, first + row.count);
   }
-  return Internal(segment->open->run.what + ": a plan holds an opcode that the executor does not know");
+  transfer->scratch = messages_->Take(open.codec->Nbytes(transfer->elements));
+  open.codec->Write(segment->queue, transfer->scratch.data(), data, transfer->elements, terms);
+  transfer->message = transfer->scratch.data();
+  transfer->operation = segment->queue->Last();
+}
+
+// Posts the sends before transfer `end` whose messages are written, in the order of the rows, and behind all of them
+// the round's vectors: the receivers post theirs in that order.
+Status Executor::PostWritten(Segment* segment, size_t end) {
+  for (; segment->sent < end; ++segment->sent) {
+    Transfer& transfer = segment->transfers[segment->sent];
+    if (transfer.row->opcode != Opcode::SEND) continue;
+    if (!IsDone(segment->queue, transfer.operation)) return Status::Ok();
+    const int64_t nbytes = segment->open->codec->Nbytes(transfer.elements);
+    statistics_.bytes_sent += nbytes;
+    HVD_EXT_RETURN_IF_ERROR(
+        transport_->Send(transfer.row->peer, segment->label, transfer.message, nbytes, &transfer.request));
+  }
+  if (segment->sent < segment->transfers.size() || !std::exchange(segment->vectors, false)) return Status::Ok();
+  return PostVectors(segment);
 }
 
 void Executor::NoteRound(const Segment& segment, bool ended) {
@@ -252,24 +277,41 @@ void Executor::Record(int64_t number, const OpenRun& open) {
 }
 
 Status Executor::Advance(Segment* segment, bool* ended, bool* moved) {
-  while (true) {
+  const std::vector<Row>& rows = segment->plan->rows;
+  while (!segment->finished) {
     HVD_EXT_RETURN_IF_ERROR(TestTransfers(segment, moved));
     if (segment->sparse != nullptr) HVD_EXT_RETURN_IF_ERROR(TestVectors(segment, moved));
-    if (IsWaiting(*segment)) return Status::Ok();
+    if (segment->staged) HVD_EXT_RETURN_IF_ERROR(RunLocalRows(segment));
+    if (segment->staged || IsWaiting(*segment)) return Status::Ok();
     NoteRound(*segment, true);
-    if (segment->next_row == segment->plan->rows.size()) break;
-    HVD_EXT_RETURN_IF_ERROR(StartRound(segment));
+    if (segment->next_row < rows.size()) {
+      HVD_EXT_RETURN_IF_ERROR(StartRound(segment));
+    } else {
+      Finish(segment);
+    }
   }
-  const Run& run = segment->open->run;
-  char* data = segment->buffer->data() + segment->begin * static_cast<int64_t>(SizeOf(run.dtype));
-  if (!segment->plan->rows.empty()) segment->open->codec->Finish(data, segment->elements, transport_->size());
-  if (run.divisor > 1) Divide(run.dtype, data, run.divisor, segment->elements);
+  if (!IsDone(segment->queue, segment->operation)) return Status::Ok();
   *ended = true;
   *moved = true;
   return Status::Ok();
 }
 
+void Executor::Finish(Segment* segment) const {
+  const Run& run = segment->open->run;
+  Queue* queue = segment->queue;
+  char* data = DataOf(*segment, segment->begin);
+  if (!segment->plan->rows.empty()) segment->open->codec->Finish(queue, data, segment->elements, transport_->size());
+  if (run.divisor > 1) queue->Divide(run.dtype, data, run.divisor, segment->elements);
+  if (!device_->IsHost()) {
+    const int64_t nbytes_each = static_cast<int64_t>(SizeOf(run.dtype));
+    queue->Copy(run.result->data() + segment->begin * nbytes_each, data, segment->elements * nbytes_each);
+  }
+  segment->operation = queue->Last();
+  segment->finished = true;
+}
+
 Status Executor::TestTransfers(Segment* segment, bool* moved) {
+  HVD_EXT_RETURN_IF_ERROR(PostWritten(segment, segment->transfers.size()));
   for (Transfer& transfer : segment->transfers) {
     if (transfer.request == nullptr) continue;
     bool done = false;
@@ -292,7 +334,7 @@ Status Executor::TestTransfers(Segment* segment, bool* moved) {
     if (transfer.request == nullptr) continue;
     // It must be added after others that have not come, and the peer must not wait until they have.
     int64_t nbytes = segment->open->codec->Nbytes(transfer.elements);
-    transfer.scratch = pool_->Take(nbytes);
+    transfer.scratch = messages_->Take(nbytes);
     std::memcpy(transfer.scratch.data(), transfer.message, static_cast<size_t>(nbytes));
     transfer.message = transfer.scratch.data();
     transfer.request.reset();
@@ -313,7 +355,7 @@ bool Executor::IsBeingSent(const Segment& segment, const Transfer& reduction) {
 
 // Adds in the order of the rows, whatever arrives first: sums of floats must not depend on timing.
 void Executor::ReduceInOrder(Segment* segment) {
-  bool from_scratch = !segment->open->codec->IsPlain();  // then a reduction need not wait for sends
+  bool from_scratch = HasMessages(*segment->open);  // written before: then a reduction need not wait for sends
   while (segment->reduced < segment->transfers.size()) {
     Transfer& transfer = segment->transfers[segment->reduced];
     if (Combines(*segment->open, *transfer.row)) {
@@ -330,10 +372,12 @@ void Executor::ReduceInOrder(Segment* segment) {
 
 void Executor::Combine(Segment* segment, const Transfer& transfer) const {
   const OpenRun& open = *segment->open;
-  char* data = segment->buffer->data() + transfer.begin * static_cast<int64_t>(SizeOf(open.run.dtype));
+  char* data = DataOf(*segment, transfer.begin);
   if (open.codec->CountsTerms()) NoteTerms(segment, transfer, open.codec->Terms(transfer.message, transfer.elements));
-  if (transfer.row->opcode == Opcode::RECV) return open.codec->Read(transfer.message, data, transfer.elements);
-  open.codec->Combine(transfer.message, data, transfer.elements);
+  if (transfer.row->opcode == Opcode::RECV) {
+    return open.codec->Read(segment->queue, transfer.message, data, transfer.elements);
+  }
+  open.codec->Combine(segment->queue, transfer.message, data, transfer.elements);
 }
 
 // A row's messages have one number of values. It is that of the unit with the most, so sums of such numbers may be too

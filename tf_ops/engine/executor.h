@@ -26,6 +26,7 @@
 #include "engine/arriving.h"
 #include "engine/buffer_pool.h"
 #include "engine/codec.h"
+#include "engine/device.h"
 #include "engine/progress_role.h"
 #include "engine/sparse_run.h"
 #include "engine/trace.h"
@@ -48,6 +49,7 @@ struct Run {
   ReduceOp op = ReduceOp::kSum;  // what RECV_REDUCE does
   int64_t divisor = 1;           // each segment is divided by it when it has ended
   std::shared_ptr<Buffer> buffer;
+  std::shared_ptr<Buffer> result;  // in the host's memory; becomes a copy of the buffer where it is another one
   std::shared_ptr<const Arriving> arriving;  // what is still copied into the buffer; a segment starts when it is there
   int64_t elements = 0;
   int64_t segment_nbytes = 0;               // 0: one segment
@@ -72,7 +74,9 @@ struct ExecutorStatistics {
 
 class Executor {
  public:
-  Executor(Transport* transport, BufferPool* pool, int64_t window, Trace* trace = nullptr);
+  // `messages`: a pool of host memory that the device's operations may use.
+  Executor(Transport* transport, BufferPool* messages, int64_t window, Trace* trace = nullptr,
+           std::shared_ptr<Device> device = HostDevice());
   // Memory of messages that are still under way is kept for ever: the transport may still use it.
   ~Executor() HVD_EXT_UNCHECKED;
 
@@ -87,6 +91,8 @@ class Executor {
   void FailAll(const Status& status) HVD_EXT_REQUIRES(progress_role);
 
   bool busy() const HVD_EXT_REQUIRES(progress_role) { return open_runs_ > 0; }
+  // Whether the last pass has left operations of the device that had not ended: no doorbell rings for them.
+  bool polls() const HVD_EXT_REQUIRES(progress_role) { return polls_; }
   // Whether runs were cut off while messages of theirs were under way.
   bool abandoned() const HVD_EXT_REQUIRES(progress_role) { return abandoned_; }
   int64_t runs(int64_t lane) const HVD_EXT_REQUIRES(progress_role);  // enqueued so far
@@ -108,9 +114,10 @@ class Executor {
   struct Transfer {
     const Row* row;
     int64_t begin, elements;
-    std::unique_ptr<Request> request;  // null when it has ended
-    Buffer scratch;                    // a RECV_REDUCE's message that is copied; with a wire dtype, the message
-    const char* message = nullptr;     // what has come and has not been added or widened yet
+    std::unique_ptr<Request> request{};  // null before it is posted and when it has ended
+    Buffer scratch{};                    // the message where it is not the buffer's memory, or a peer's
+    const char* message = nullptr;       // what has come and has not been added or read yet; of a send, what is sent
+    int64_t operation = 0;               // of a send: the newest that writes the message
   };
   struct Segment {
     explicit Segment(const Label& label) : label(label) {}
@@ -120,12 +127,20 @@ class Executor {
     std::shared_ptr<SparseRun> sparse;
     Label label;
     int64_t begin = 0, elements = 0;
+    Queue* queue = nullptr;  // its operations on the buffer
+    int64_t operation = 0;   // the newest
     size_t next_row = 0;
     int64_t round = -1;               // the one under way
     std::vector<int32_t> terms;       // by unit: how many ranks' values are added up in it; or empty
     std::vector<Transfer> transfers;  // of the round under way
+    size_t first_row = 0;             // of the round under way
     size_t waiting = 0;               // transfers that have not ended
+    size_t sent = 0;                  // of those before this one, the sends are posted
+    bool vectors = false;             // the round's vectors are still to be posted, after the sends
     size_t reduced = 0;               // transfers before this one are reduced
+    Buffer staged;                    // for local rows: the units of the round, in the host's memory
+    int64_t staged_first = 0;         // the first of its elements
+    bool finished = false;            // the operations behind the last row are queued
   };
   struct Lane {
     explicit Lane(int64_t n) : number(n) {}
@@ -143,12 +158,18 @@ class Executor {
   Lane& LaneOf(int64_t number) HVD_EXT_REQUIRES(progress_role);
   Status StartSegments(Lane* lane, bool* moved) HVD_EXT_REQUIRES(progress_role);
   Status StartRound(Segment* segment) HVD_EXT_REQUIRES(progress_role);
+  void Finish(Segment* segment) const;
+  bool IsDone(Queue* queue, int64_t operation) HVD_EXT_REQUIRES(progress_role);
   Status Advance(Segment* segment, bool* ended, bool* moved) HVD_EXT_REQUIRES(progress_role);
   Status TestTransfers(Segment* segment, bool* moved) HVD_EXT_REQUIRES(progress_role);
-  Status Post(Segment* segment, const Row& row, Transfer* transfer) HVD_EXT_REQUIRES(progress_role);
+  Status PostReceive(Segment* segment, Transfer* transfer) HVD_EXT_REQUIRES(progress_role);
+  void WriteMessage(Segment* segment, Transfer* transfer) HVD_EXT_REQUIRES(progress_role);
+  Status PostWritten(Segment* segment, size_t end) HVD_EXT_REQUIRES(progress_role);
   void ReduceInOrder(Segment* segment);
   void NoteTerms(Segment* segment, const Transfer& transfer, int32_t terms) const;
-  static bool Combines(const OpenRun& open, const Row& row);
+  // Whether messages lie in memory of their own.
+  bool HasMessages(const OpenRun& open) const { return !open.codec->IsPlain() || !device_->IsHost(); }
+  bool Combines(const OpenRun& open, const Row& row) const;
   bool ReceivesZeroCopy(const OpenRun& open, const Row& row) const;
   void Combine(Segment* segment, const Transfer& transfer) const;
   static bool IsBeingSent(const Segment& segment, const Transfer& reduction);
@@ -156,9 +177,12 @@ class Executor {
   static bool IsWaiting(const Segment& segment) {
     return segment.waiting > 0 || (segment.sparse != nullptr && segment.sparse->waiting() > 0);
   }
+  static char* DataOf(const Segment& segment, int64_t element) {
+    return segment.buffer->data() + element * static_cast<int64_t>(SizeOf(segment.open->run.dtype));
+  }
   // executor_sparse.cc
   SparseWork WorkOf(const Segment& segment) HVD_EXT_REQUIRES(progress_role);
-  Status PostVectors(Segment* segment, size_t first, size_t end) HVD_EXT_REQUIRES(progress_role);
+  Status PostVectors(Segment* segment) HVD_EXT_REQUIRES(progress_role);
   Status TestVectors(Segment* segment, bool* moved) HVD_EXT_REQUIRES(progress_role);
   Status RunLocalRows(Segment* segment) HVD_EXT_REQUIRES(progress_role);
   static void NoteRound(const Segment& segment, bool ended);
@@ -168,14 +192,16 @@ class Executor {
   std::string NameOf(const Label& label) const HVD_EXT_REQUIRES(progress_role);
 
   Transport* transport_;
-  BufferPool* pool_;
+  BufferPool* messages_;
   int64_t window_;
   Trace* trace_;
+  const std::shared_ptr<Device> device_;
   std::map<int64_t, Lane> lanes_ HVD_EXT_GUARDED_BY(progress_role);
   std::vector<Lane*> busy_ HVD_EXT_GUARDED_BY(progress_role);  // the lanes with runs, by number
   Status failure_ HVD_EXT_GUARDED_BY(progress_role);
   int64_t open_runs_ HVD_EXT_GUARDED_BY(progress_role) = 0;
   bool abandoned_ HVD_EXT_GUARDED_BY(progress_role) = false;
+  bool polls_ HVD_EXT_GUARDED_BY(progress_role) = false;
   ExecutorStatistics statistics_;
   TopKScratch scratch_ HVD_EXT_GUARDED_BY(progress_role);
 };

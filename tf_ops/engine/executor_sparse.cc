@@ -1,4 +1,5 @@
 // The rows of sparse plans in the executor, which hands them to the run (sparse_run.h).
+#include <algorithm>
 #include <utility>
 
 #include "engine/executor.h"
@@ -15,18 +16,19 @@ Status Named(const std::string& what, Status status) {
 
 SparseWork Executor::WorkOf(const Segment& segment) {
   return {transport_,
-          pool_,
+          messages_,
           &scratch_,
           &statistics_.bytes_sent,
           &statistics_.bytes_received,
           segment.plan.get(),
           segment.label,
-          reinterpret_cast<float*>(segment.buffer->data()),
+          reinterpret_cast<float*>(segment.staged ? segment.staged.data() : segment.buffer->data()),
+          segment.staged_first,
           segment.elements};
 }
 
-Status Executor::PostVectors(Segment* segment, size_t first, size_t end) {
-  return Named(segment->open->run.what, segment->sparse->Post(WorkOf(*segment), first, end));
+Status Executor::PostVectors(Segment* segment) {
+  return Named(segment->open->run.what, segment->sparse->Post(WorkOf(*segment), segment->first_row, segment->next_row));
 }
 
 Status Executor::TestVectors(Segment* segment, bool* moved) {
@@ -34,15 +36,35 @@ Status Executor::TestVectors(Segment* segment, bool* moved) {
   return Named(segment->open->run.what, segment->sparse->Test(WorkOf(*segment), moved));
 }
 
+// Local rows work on the host: on the buffer, or on a copy of the units of the round, which is copied back.
 Status Executor::RunLocalRows(Segment* segment) {
-  const std::vector<Row>& rows = segment->plan->rows;
   if (segment->sparse == nullptr) {
     return Internal(segment->open->run.what + ": a sparse plan needs a bucket with error feedback");
   }
+  const std::vector<Row>& rows = segment->plan->rows;
+  size_t end = segment->next_row;
+  int64_t first = segment->plan->units, last = 0;  // units
+  for (; end < rows.size() && rows[end].round == segment->round; ++end) {
+    first = std::min(first, rows[end].begin);
+    last = std::max(last, rows[end].begin + rows[end].count);
+  }
+  const int64_t begin = UnitAt(*segment, first), elements = UnitAt(*segment, last) - begin;
+  const int64_t nbytes = elements * static_cast<int64_t>(sizeof(float));
+  if (!device_->IsHost()) {
+    if (!segment->staged) {
+      segment->staged = messages_->Take(nbytes);
+      segment->staged_first = begin;
+      segment->queue->Copy(segment->staged.data(), DataOf(*segment, begin), nbytes);
+      segment->operation = segment->queue->Last();
+    }
+    if (!IsDone(segment->queue, segment->operation)) return Status::Ok();
+  }
   const SparseWork work = WorkOf(*segment);
-  for (; segment->next_row < rows.size() && rows[segment->next_row].round == segment->round; ++segment->next_row) {
+  for (; segment->next_row < end; ++segment->next_row) {
     HVD_EXT_RETURN_IF_ERROR(Named(segment->open->run.what, segment->sparse->RunLocal(work, rows[segment->next_row])));
   }
+  if (segment->staged) segment->queue->Copy(DataOf(*segment, begin), segment->staged.data(), nbytes);
+  segment->staged = Buffer();
   return Status::Ok();
 }
 

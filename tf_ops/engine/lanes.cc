@@ -22,16 +22,18 @@ void Lanes::Start(const std::shared_ptr<Channel>& channel, Channel::Ready ready)
   run.wire = spec.wire;
   run.op = spec.op;
   run.divisor = spec.op == ReduceOp::kAverage ? core_->size : 1;
-  run.buffer = std::move(ready.buffer);
+  Core::Places places = core_->PlacesOf(std::move(ready.buffer));
+  run.buffer = std::move(places.buffer);
+  run.result = places.result;
   run.arriving = std::move(ready.arriving);
   run.elements = bucket.elements;
   run.segment_nbytes = core_->config.segment_nbytes > 0 ? core_->config.segment_nbytes : spec.segment_nbytes;
   run.id = step->number;
   run.part = ready.bucket;
-  run.done = [core = core_, channel, step, bucket = ready.bucket](const Status& status) {
+  run.done = [core = core_, channel, step, bucket = ready.bucket, result = places.result](const Status& status) {
     double ended_s = core->trace.on() ? NowSeconds() : -1;
     std::vector<Delivery> ended;
-    const int64_t count = channel->EndRun(step.get(), bucket, status, &ended);
+    const int64_t count = channel->EndRun(step.get(), bucket, status, result, &ended);
     if (status.ok()) ++core->buckets;
     // The callbacks copy the results on this thread. It is the last of several passes that this thread makes over the
     // bucket's memory, and another thread could make it meanwhile only on an idle core; in a step the cores compute.

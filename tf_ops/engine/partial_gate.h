@@ -28,7 +28,7 @@ namespace hvd_ext {
 class PartialGate : public StepGate {
  public:
   // The last bucket of `layout` is the table of who takes part: for each rank the newest step whose gradient is in this
-  // round or was in one before, then for each rank its flags. No rank submits it.
+  // round or was in one before, then for each rank its flags. No rank submits it. `pool`: of the host's memory.
   PartialGate(std::string channel, std::shared_ptr<const Layout> layout, const PartialSpec& spec, int rank, int size,
               BufferPool* pool);
   static int64_t TableElements(int size) { return 2 * static_cast<int64_t>(size); }
@@ -41,6 +41,7 @@ class PartialGate : public StepGate {
   bool Arrive(ChannelStep* step) override HVD_EXT_EXCLUDES(mutex_);
   bool BeginRound(int64_t* step) override HVD_EXT_EXCLUDES(mutex_);
   std::shared_ptr<Buffer> Contribution(ChannelStep* step, int64_t bucket) override HVD_EXT_EXCLUDES(mutex_);
+  BufferPool* PoolOfInputs(BufferPool*) const override { return pool_; }
   // The results of a round may be collected together, when its last run has ended.
   std::pair<int64_t, int64_t> EndRun(ChannelStep* step, int64_t bucket, std::vector<Delivery>* ended) override
       HVD_EXT_EXCLUDES(mutex_);

@@ -134,7 +134,8 @@ Status Registry::OpenChannel(const ChannelSpec& given, int64_t* handle) {
   std::shared_ptr<Channel> opened;
   std::shared_ptr<StepGate> gate = std::make_shared<SynchronousGate>();
   if (given.partial) {
-    gate = std::make_shared<PartialGate>(given.name, layout, *given.partial, core_->rank, core_->size, &core_->pool);
+    gate =
+        std::make_shared<PartialGate>(given.name, layout, *given.partial, core_->rank, core_->size, &core_->messages);
   }
   try {
     opened = std::make_shared<Channel>(given.name, given.tensor_names, std::move(layout), lane, std::move(gate),

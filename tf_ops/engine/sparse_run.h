@@ -35,8 +35,9 @@ struct SparseWork {
   std::atomic<int64_t>*bytes_sent, *bytes_received;
   const Plan* plan;
   Label label;
-  float* data;  // the bucket
-  int64_t elements;
+  float* data;  // for local rows: the bucket from element `first` on, in the host's memory
+  int64_t first;
+  int64_t elements;  // of the bucket
 
   int64_t ElementAt(int64_t unit) const { return UnitBegin(unit, plan->units, elements); }
 };

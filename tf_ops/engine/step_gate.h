@@ -35,6 +35,9 @@ class StepGate {
   virtual bool BeginRound(int64_t* /*step*/) { return false; }
   // The buffer of a run that starts, with what this rank gives to it. Throws std::bad_alloc.
   virtual std::shared_ptr<Buffer> Contribution(ChannelStep* step, int64_t bucket) = 0;
+  // Where gradients are written before they are given to a run: in memory of the device, or of the host if the gate
+  // works on them.
+  virtual BufferPool* PoolOfInputs(BufferPool* of_device) const { return of_device; }
   // The run of a bucket has ended. Returns the buckets [first, last) whose results may be collected from now on.
   virtual std::pair<int64_t, int64_t> EndRun(ChannelStep* step, int64_t bucket, std::vector<Delivery>* ended) = 0;
   virtual void Fail(const Status&, std::vector<Delivery>* /*ended*/) {}

@@ -107,8 +107,25 @@ Arena::~Arena() {
     MutexLock lock(&registry.mutex);
     registry.arenas.erase(address_.token);
   }
+  {
+    MutexLock lock(&mutex_);
+    for (char* pinned : pinned_) unpin_(pinned);
+  }
   munmap(base_, static_cast<size_t>(address_.capacity));
   close(static_cast<int>(address_.fd));
+}
+
+void Arena::PinBy(std::function<void(char*, int64_t)> pin, std::function<void(char*)> unpin) {
+  MutexLock lock(&mutex_);
+  pin_ = std::move(pin);
+  unpin_ = std::move(unpin);
+  Pin(0, reserved_);
+}
+
+void Arena::Pin(int64_t offset, int64_t nbytes) {
+  if (pin_ == nullptr || nbytes == 0) return;
+  pin_(base_ + offset, nbytes);
+  pinned_.push_back(base_ + offset);
 }
 
 char* Arena::Take(int64_t nbytes) {
@@ -125,6 +142,7 @@ char* Arena::Take(int64_t nbytes) {
     madvise(base_ + reserved_, static_cast<size_t>(more),
             MADV_POPULATE_WRITE);  // spares the first step its page faults
 #endif
+    Pin(reserved_, more);
     reserved_ += more;
   }
   return base_ + std::exchange(used_, end);

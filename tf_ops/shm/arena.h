@@ -6,7 +6,9 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include "base/mutex.h"
 #include "base/status.h"
@@ -38,18 +40,25 @@ class Arena {
     const char* at = static_cast<const char*>(data);
     return at >= base_ && at < base_ + address_.capacity;
   }
+  // Calls `pin` for the pages that are reserved and for those that are reserved later, and `unpin` for each of these
+  // ranges before it is unmapped. Once at most.
+  void PinBy(std::function<void(char*, int64_t)> pin, std::function<void(char*)> unpin);
   int64_t OffsetOf(const void* data) const { return static_cast<const char*>(data) - base_; }
   const ArenaAddress& address() const { return address_; }
 
  private:
   friend class MappedArena;
   Arena(char* base, const ArenaAddress& address);
+  void Pin(int64_t offset, int64_t nbytes) HVD_EXT_REQUIRES(mutex_);
 
   char* const base_;
   const ArenaAddress address_;
   Mutex mutex_;
   int64_t used_ HVD_EXT_GUARDED_BY(mutex_) = 0;
   int64_t reserved_ HVD_EXT_GUARDED_BY(mutex_) = 0;
+  std::function<void(char*, int64_t)> pin_ HVD_EXT_GUARDED_BY(mutex_);
+  std::function<void(char*)> unpin_ HVD_EXT_GUARDED_BY(mutex_);
+  std::vector<char*> pinned_ HVD_EXT_GUARDED_BY(mutex_);
 };
 
 // Another rank's arena, mapped here. It stays valid after that rank has ended. Ranks of one process share one mapping,

@@ -1,0 +1,305 @@
+#include "far_device.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+namespace hvd_ext::test {
+namespace {
+
+constexpr int64_t kPage = 4096;
+// An operation in four sleeps before it runs, at the longest for this time.
+constexpr unsigned kSleeps = 4, kLongest_us = 150;
+
+struct Errors {
+  std::mutex mutex;
+  std::string words;
+};
+
+Errors& TheErrors() {
+  static auto* errors = new Errors;
+  return *errors;
+}
+
+char* Reserve(int64_t nbytes) {
+  void* space =
+      mmap(nullptr, static_cast<size_t>(nbytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (space == MAP_FAILED) throw std::bad_alloc();
+  return static_cast<char*>(space);
+}
+
+uint64_t SumOf(const char* data, int64_t nbytes) {
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < nbytes; ++i) sum = sum * 1099511628211u + static_cast<unsigned char>(data[i]);
+  return sum;
+}
+
+int64_t NbytesOf(DType dtype, int64_t elements) { return elements * static_cast<int64_t>(SizeOf(dtype)); }
+
+}  // namespace
+
+class FarQueue : public Queue {
+ public:
+  FarQueue(FarDevice* device, int number) : device_(device), number_(number) {}
+
+  int64_t Last() override { return device_->Last(number_); }
+  bool Done(int64_t number) override { return device_->Done(number_, number); }
+
+  void Copy(void* to, const void* from, int64_t nbytes) override {
+    Push({Writes(to, nbytes), Reads(from, nbytes)},
+         [=] { std::memcpy(device_->At(to), device_->At(from), static_cast<size_t>(nbytes)); });
+  }
+  void Combine(ReduceOp op, DType dtype, void* data, const void* message, int64_t elements) override {
+    const int64_t nbytes = NbytesOf(dtype, elements);
+    Push({Changes(data, nbytes), Reads(message, nbytes)},
+         [=] { hvd_ext::Combine(op, dtype, device_->At(data), device_->At(message), elements); });
+  }
+  void Divide(DType dtype, void* data, int64_t divisor, int64_t elements) override {
+    Push({Changes(data, NbytesOf(dtype, elements))},
+         [=] { hvd_ext::Divide(dtype, device_->At(data), divisor, elements); });
+  }
+  void Narrow(DType wire, void* message, float* data, int64_t elements, float scale) override {
+    Push({Writes(message, 2 * elements), Changes(data, 4 * elements)},
+         [=] { hvd_ext::Narrow(wire, device_->At(message), Floats(data), elements, scale); });
+  }
+  void Widen(DType wire, float* data, const void* message, int64_t elements, float scale) override {
+    Push({Writes(data, 4 * elements), Reads(message, 2 * elements)},
+         [=] { hvd_ext::Widen(wire, Floats(data), device_->At(message), elements, scale); });
+  }
+  void AddWidened(DType wire, float* data, const void* message, int64_t elements, float scale) override {
+    Push({Changes(data, 4 * elements), Reads(message, 2 * elements)},
+         [=] { hvd_ext::AddWidened(wire, Floats(data), device_->At(message), elements, scale); });
+  }
+  void CombineWidened(ReduceOp op, DType wire, float* data, const void* message, int64_t elements) override {
+    Push({Changes(data, 4 * elements), Reads(message, 2 * elements)},
+         [=] { hvd_ext::CombineWidened(op, wire, Floats(data), device_->At(message), elements); });
+  }
+  void Round(DType wire, float* data, int64_t elements, float scale) override {
+    Push({Changes(data, 4 * elements)}, [=] { hvd_ext::Round(wire, Floats(data), elements, scale); });
+  }
+
+ private:
+  using Use = FarDevice::Use;
+  static Use Reads(const void* data, int64_t nbytes) { return {static_cast<const char*>(data), nbytes, true, false}; }
+  static Use Writes(const void* data, int64_t nbytes) { return {static_cast<const char*>(data), nbytes, false, true}; }
+  static Use Changes(const void* data, int64_t nbytes) { return {static_cast<const char*>(data), nbytes, true, true}; }
+  float* Floats(const float* data) { return reinterpret_cast<float*>(device_->At(data)); }
+  void Push(std::vector<Use> uses, std::function<void()> run) {
+    device_->Push(number_, std::move(uses), std::move(run));
+  }
+
+  FarDevice* const device_;
+  const int number_;
+};
+
+FarDevice::FarDevice(uint32_t seed) : space_(Reserve(kSpaceNbytes)), random_(seed) {
+  for (int i = 0; i < kQueues; ++i) queues_.push_back(std::make_unique<FarQueue>(this, i));
+  thread_ = std::thread([this] { Run(); });
+}
+
+FarDevice::~FarDevice() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stops_ = true;
+    if (!blocks_.empty()) Note("a device ends while " + std::to_string(blocks_.size()) + " blocks are allocated");
+  }
+  changed_.notify_all();
+  thread_.join();
+  munmap(space_, static_cast<size_t>(kSpaceNbytes));
+}
+
+std::string FarDevice::TakeErrors() {
+  std::lock_guard<std::mutex> lock(TheErrors().mutex);
+  return std::exchange(TheErrors().words, std::string());
+}
+
+void FarDevice::Note(const std::string& words) {
+  if (error_.empty()) error_ = words;
+  std::lock_guard<std::mutex> lock(TheErrors().mutex);
+  TheErrors().words += words + "\n";
+}
+
+void FarDevice::Fail(const std::string& words) {
+  Note(words);
+  throw std::runtime_error(words);
+}
+
+// An address is never given out twice, and a page that is never given out follows each block.
+char* FarDevice::Allocate(int64_t nbytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const int64_t rounded = (std::max<int64_t>(nbytes, 1) + 2 * kPage - 1) / kPage * kPage;
+  if (rounded > kSpaceNbytes - taken_nbytes_) throw std::bad_alloc();
+  char* data = space_ + std::exchange(taken_nbytes_, taken_nbytes_ + rounded);
+  const size_t size = static_cast<size_t>(nbytes);
+  blocks_[data] = {nbytes, std::unique_ptr<char[]>(new char[size]), std::vector<char>(size)};
+  return data;
+}
+
+bool FarDevice::IsQueued(const Use& use) const {
+  return std::any_of(waiting_.begin(), waiting_.end(), [&](const Waiting& queue) {
+    return std::any_of(queue.operations.begin(), queue.operations.end(), [&](const Operation& operation) {
+      return std::any_of(operation.uses.begin(), operation.uses.end(),
+                         [&](const Use& each) { return each.Meets(use); });
+    });
+  });
+}
+
+void FarDevice::Free(char* data) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto found = blocks_.find(data);
+  if (found == blocks_.end()) return Note("memory is freed that is not allocated");  // the caller is a destructor
+  changed_.wait(lock, [&] { return !IsQueued({data, found->second.nbytes, true, true}); });
+  blocks_.erase(found);
+}
+
+void FarDevice::Pin(char* data, int64_t nbytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (reinterpret_cast<uintptr_t>(data) % kPage != 0 || nbytes % kPage != 0) Fail("parts of pages are pinned");
+  pinned_[data] = nbytes;
+}
+
+void FarDevice::Unpin(char* data) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto found = pinned_.find(data);
+  if (found == pinned_.end()) return Note("memory is unpinned that is not pinned");
+  changed_.wait(lock, [&] { return !IsQueued({data, found->second, true, true}); });
+  pinned_.erase(found);
+}
+
+void FarDevice::Forget(const char* data, int64_t nbytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  int64_t offset = 0;
+  if (Block* block = BlockOf(data, nbytes, &offset)) {
+    std::fill_n(block->written.begin() + offset, nbytes, 0);
+  } else if (!IsQueued({data, nbytes, true, true})) {
+    std::memset(const_cast<char*>(data), kPoison, static_cast<size_t>(nbytes));
+  }
+}
+
+int64_t FarDevice::Last(int queue) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return waiting_[static_cast<size_t>(queue)].last;
+}
+
+bool FarDevice::Done(int number_of_queue, int64_t number) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Waiting& queue = waiting_[static_cast<size_t>(number_of_queue)];
+  if (!error_.empty()) throw std::runtime_error(error_);
+  if (queue.done < number) return false;
+  queue.seen = std::max(queue.seen, number);
+  while (!queue.unseen.empty() && queue.unseen.front().first <= queue.seen) queue.unseen.pop_front();
+  return true;
+}
+
+FarDevice::Block* FarDevice::BlockOf(const char* data, int64_t nbytes, int64_t* offset) {
+  auto after = blocks_.upper_bound(data);
+  if (after == blocks_.begin()) return nullptr;
+  auto& [begin, block] = *std::prev(after);
+  *offset = data - begin;
+  return *offset + nbytes <= block.nbytes ? &block : nullptr;
+}
+
+bool FarDevice::IsPinned(const char* data, int64_t nbytes) const {
+  auto range = pinned_.upper_bound(data);
+  while (nbytes > 0) {  // ranges may lie one after the other
+    if (range == pinned_.begin()) return false;
+    const auto& [begin, length] = *std::prev(range);
+    const int64_t inside = begin + length - data;
+    if (inside <= 0) return false;
+    data += inside;
+    nbytes -= inside;
+    range = pinned_.upper_bound(data);
+  }
+  return true;
+}
+
+void FarDevice::CheckRead(const Use& use) {
+  int64_t offset = 0;
+  Block* block = BlockOf(use.data, use.nbytes, &offset);
+  if (block == nullptr) return;
+  const auto begin = block->written.begin() + offset;
+  if (use.reads && std::find(begin, begin + use.nbytes, 0) != begin + use.nbytes)
+    Fail("memory is read before it is written");
+  if (use.writes) std::fill_n(begin, use.nbytes, 1);
+}
+
+void FarDevice::Push(int number_of_queue, std::vector<Use> uses, std::function<void()> run) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!error_.empty()) throw std::runtime_error(error_);
+  uses.erase(std::remove_if(uses.begin(), uses.end(), [](const Use& use) { return use.nbytes == 0; }), uses.end());
+  if (uses.empty()) return;  // of no elements
+  Operation operation{uses, {}, std::move(run)};
+  for (const Use& use : uses) {
+    int64_t offset = 0;
+    const bool far = IsFar(use.data);
+    if (far && BlockOf(use.data, use.nbytes, &offset) == nullptr) Fail("memory is used that is not allocated");
+    if (!far && !IsPinned(use.data, use.nbytes)) Fail("host memory is used that is not pinned");
+    for (int other = 0; other < kQueues; ++other) {
+      if (other == number_of_queue) continue;
+      for (const auto& [number, theirs] : waiting_[static_cast<size_t>(other)].unseen) {
+        if (std::none_of(theirs.begin(), theirs.end(), [&](const Use& each) { return each.Meets(use); })) continue;
+        Fail("queue " + std::to_string(number_of_queue) + " uses memory that operation " + std::to_string(number) +
+             " of queue " + std::to_string(other) + " uses, which is not known to have ended");
+      }
+    }
+    if (far || IsQueued({use.data, use.nbytes, true, true})) continue;
+    if (use.writes) std::memset(const_cast<char*>(use.data), kPoison, static_cast<size_t>(use.nbytes));
+  }
+  for (const Use& use : uses) CheckRead(use);
+  for (const Use& use : uses) {
+    const bool summed = !use.writes && !IsFar(use.data) && !IsQueued({use.data, use.nbytes, true, true});
+    operation.sums.push_back(summed ? SumOf(use.data, use.nbytes) : 0);
+  }
+  Waiting& queue = waiting_[static_cast<size_t>(number_of_queue)];
+  queue.unseen.emplace_back(++queue.last, std::move(uses));
+  queue.operations.push_back(std::move(operation));
+  changed_.notify_all();
+}
+
+char* FarDevice::At(const void* data) {
+  char* at = static_cast<char*>(const_cast<void*>(data));
+  if (!IsFar(at)) return at;
+  std::lock_guard<std::mutex> lock(mutex_);
+  int64_t offset = 0;
+  Block* block = BlockOf(at, 0, &offset);
+  return block->memory.get() + offset;
+}
+
+void FarDevice::Run() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    std::vector<Waiting*> queues;
+    for (Waiting& queue : waiting_) {
+      if (!queue.operations.empty()) queues.push_back(&queue);
+    }
+    if (queues.empty()) {
+      if (stops_) return;
+      changed_.wait(lock);
+      continue;
+    }
+    Waiting* queue = queues[random_() % queues.size()];
+    Operation& operation = queue->operations.front();
+    const unsigned delay_us = random_() % kSleeps == 0 ? random_() % kLongest_us : 0;
+    lock.unlock();
+    if (delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
+    bool changed = false;
+    for (size_t i = 0; i < operation.uses.size(); ++i) {
+      const Use& use = operation.uses[i];
+      changed |= operation.sums[i] != 0 && operation.sums[i] != SumOf(use.data, use.nbytes);
+    }
+    operation.run();
+    lock.lock();
+    if (changed) Note("host memory was changed while an operation was to read it");
+    queue->operations.pop_front();
+    ++queue->done;
+    changed_.notify_all();
+  }
+}
+
+}  // namespace hvd_ext::test

@@ -1,0 +1,69 @@
+// Where buckets lie, and what works on them there: the host, or a device whose memory plain loads and stores do not
+// reach, and whose operations end later.
+//
+// Operations of one queue run in the order in which they were queued; those of different queues run in any order, and
+// at once. A queue numbers its operations. What the host reads, and what an operation of another queue uses, needs
+// Done of the operation's number first.
+//
+// Messages lie in host memory: operations copy between them and the device's memory, and add them to it.
+//
+// Any thread may call these. No call waits, but for Free and Unpin. Where the device fails, a call throws
+// std::runtime_error.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/reduce.h"
+
+namespace hvd_ext {
+
+class Queue {
+ public:
+  virtual ~Queue() = default;
+
+  // The number of the newest operation, and whether it and those before it have ended.
+  virtual int64_t Last() = 0;
+  virtual bool Done(int64_t number) = 0;
+
+  // `to` and `from` are memory of the device, or of a BufferPool of messages.
+  virtual void Copy(void* to, const void* from, int64_t nbytes) = 0;
+  // As the kernels of these names. `data` is memory of the device, `message` of a BufferPool of messages.
+  virtual void Combine(ReduceOp op, DType dtype, void* data, const void* message, int64_t elements) = 0;
+  virtual void Divide(DType dtype, void* data, int64_t divisor, int64_t elements) = 0;
+  virtual void Narrow(DType wire, void* message, float* data, int64_t elements, float scale) = 0;
+  virtual void Widen(DType wire, float* data, const void* message, int64_t elements, float scale) = 0;
+  virtual void AddWidened(DType wire, float* data, const void* message, int64_t elements, float scale) = 0;
+  virtual void CombineWidened(ReduceOp op, DType wire, float* data, const void* message, int64_t elements) = 0;
+  virtual void Round(DType wire, float* data, int64_t elements, float scale) = 0;
+};
+
+class Device {
+ public:
+  static constexpr int kQueues = 5;
+
+  virtual ~Device() = default;
+
+  // Whether plain loads and stores reach its memory and operations have ended when they return.
+  virtual bool IsHost() const { return false; }
+  // The first queue takes what is submitted; the others take segments.
+  virtual Queue* queue(int number) = 0;
+  Queue* inputs() { return queue(0); }
+  Queue* OfSegment(int64_t tag) { return queue(1 + static_cast<int>(tag % (kQueues - 1))); }
+
+  // Memory of the device, 64-byte aligned. Throws std::bad_alloc. Free waits for the operations that use the memory.
+  virtual char* Allocate(int64_t nbytes) = 0;
+  virtual void Free(char* data) = 0;
+  // Whole pages of the host, which operations may use until Unpin; it waits for those that do.
+  virtual void Pin(char* data, int64_t nbytes) = 0;
+  virtual void Unpin(char* data) = 0;
+  // What lies there is not used any more, by operations that are queued later. For devices that check their use.
+  virtual void Forget(const char* data, int64_t nbytes) {
+    static_cast<void>(data);
+    static_cast<void>(nbytes);
+  }
+};
+
+const std::shared_ptr<Device>& HostDevice();
+
+}  // namespace hvd_ext
