@@ -54,7 +54,6 @@ class Entry:
     Args:
         name: the name of the algorithm.
         price_s: the price, seconds.
-        closed_form_s: the price by the closed form of the algorithm's source, without pipelining, seconds.
         rounds: the number of rounds.
         loads: the loads of each kind of link, from the root down.
         verdict: the reason why the algorithm won, lost, or does not apply.
@@ -63,7 +62,6 @@ class Entry:
 
     name: str
     price_s: float | None
-    closed_form_s: float | None
     rounds: int | None
     loads: tuple[Load, ...]
     verdict: str
@@ -113,11 +111,11 @@ def explain(tree: Tree, nbytes: int) -> Explanation:
     entries = []
     for name in sorted(prices, key=lambda other: (other != chosen.algorithm, prices[other], other)):
         verdict = _verdict(tree, chosen, name, prices, parts, chosen_for)
-        closed_s, rounds = registry.get(name).cost(tree, nbytes), rounds_of(plans[name])
-        loads = _loads(plans[name], tree, nbytes)
-        entries.append(Entry(name, prices[name], closed_s, rounds, loads, verdict, plans[name].note))
+        plan = plans[name]
+        loads = _loads(plan, tree, nbytes)
+        entries.append(Entry(name, prices[name], rounds_of(plan), loads, verdict, plan.note))
     entries += [
-        Entry(name, None, None, None, (), f"does not apply: {reason}")
+        Entry(name, None, None, (), f"does not apply: {reason}")
         for name, reason in chosen.candidates
         if isinstance(reason, str)
     ]
@@ -243,7 +241,6 @@ def as_json(explanation: Explanation) -> dict[str, object]:
             {
                 "name": entry.name,
                 "price_s": entry.price_s,
-                "closed_form_s": entry.closed_form_s,
                 "rounds": entry.rounds,
                 "verdict": entry.verdict,
                 "note": entry.note,

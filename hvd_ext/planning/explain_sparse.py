@@ -11,7 +11,6 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.planning import planner, registry
 from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import Sparsity, traffic
-from hvd_ext.planning.cost.commlib import inter_host_nbytes
 from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES, ENTRY_NBYTES
 from hvd_ext.planning.explain import Entry, LinkKind, Load, kinds, links, pricing
 from hvd_ext.planning.limits import size_class
@@ -121,7 +120,7 @@ def explain(
     for name in registry.sparse_names():
         found = best_variant(tree, name, chosen_for, sparsity, height)
         if isinstance(found, str):
-            refused.append(Entry(name, None, None, None, (), f"does not apply: {found}"))
+            refused.append(Entry(name, None, None, (), f"does not apply: {found}"))
         else:
             plans[name] = found[1]
     prices = {name: sparse_price(plan, tree, nbytes, sparsity).seconds for name, plan in plans.items() if name != DENSE}
@@ -139,6 +138,15 @@ def explain(
     return SparseExplanation(*facts, algorithm, *dense, host_nbytes, how, (*entries, *refused), told), chosen
 
 
+def inter_host_nbytes(hosts: int, elements: int, density: float, entry_nbytes: float = ENTRY_NBYTES) -> float:
+    """The bytes that each of m hosts sends to the others in a step of hitopk: (m - 1) K entries.
+
+    The shards of a host together are the whole buffer, so that its ranks, however many, select K = round(density * n)
+    elements in all. Each of these is sent to one rank of every other host, the one that holds its place.
+    """
+    return (hosts - 1) * int(density * elements + 0.5) * entry_nbytes
+
+
 def _entry(
     name: str,
     plan: LogicalPlan,
@@ -152,7 +160,7 @@ def _entry(
         Load(kind, round(found.busiest * nbytes), round(found.total * nbytes))
         for kind, found in zip(kinds(tree), traffic(plan, tree, sparsity), strict=True)
     )
-    closed_s, verdict = None, f"{plan.algorithm}: the best without TopK"
+    verdict = f"{plan.algorithm}: the best without TopK"
     if name != DENSE:
         times = prices[name] / prices[DENSE] if prices[DENSE] else 1.0
         tie = max(times, 1 / times) <= 1 + planner.TIE
@@ -160,9 +168,8 @@ def _entry(
     if name == DENSE_STEP:
         verdict += f": {algorithm} with nothing selected"
     elif name != DENSE:
-        closed_s = registry.sparse(name).cost(tree, nbytes, sparsity.density)
         verdict = f"asked for: {verdict}" if name == algorithm else verdict
-    return Entry(name, prices[name], closed_s, rounds_of(plan), loads, verdict, plan.note)
+    return Entry(name, prices[name], rounds_of(plan), loads, verdict, plan.note)
 
 
 def steps(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> tuple[Step, ...]:

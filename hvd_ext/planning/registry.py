@@ -41,77 +41,27 @@ class Card:
     sparse: bool = False
 
 
-class _Described(Protocol):
+class Schedule(Protocol):
+    """The interface of a module in hvd_ext/planning/schedules; each function takes a cluster that it supports."""
+
     @property
     def card(self) -> Card:
         """The schedule's description."""
 
-
-class Schedule(_Described, Protocol):
-    """The interface of a module in hvd_ext/planning/schedules."""
-
-    @staticmethod
-    def cost(tree: Tree, nbytes: int, /) -> float:
-        """The price by the closed form of the schedule's source.
-
-        Args:
-            tree: the cluster.
-            nbytes: the size of the buffer.
-
-        Returns:
-            Seconds.
-        """
-
     @staticmethod
     def build(tree: Tree, /) -> LogicalPlan:
-        """The plan of an allreduce.
-
-        Args:
-            tree: a cluster that the schedule supports.
-
-        Returns:
-            The plan of all ranks.
-        """
+        """The plan of an allreduce; in a sparse one each contribution goes through one selection."""
 
 
-class SparseSchedule(_Described, Protocol):
+class SparseSchedule(Schedule, Protocol):
     """The interface of a module in hvd_ext/planning/schedules whose card says `sparse`."""
-
-    @staticmethod
-    def cost(tree: Tree, nbytes: int, density: float, /) -> float:
-        """The price by the closed form of the schedule's source, but with the bytes that are really sent.
-
-        Args:
-            tree: the cluster.
-            nbytes: the size of the float32 buffer.
-            density: the fraction of the elements that is selected.
-
-        Returns:
-            Seconds.
-        """
-
-    @staticmethod
-    def build(tree: Tree, /) -> LogicalPlan:
-        """The plan of an allreduce of the selected elements.
-
-        Args:
-            tree: a cluster that the schedule supports.
-
-        Returns:
-            The plan of all ranks; each contribution goes through one selection.
-        """
 
     @staticmethod
     def dense(tree: Tree, /, height: int = 1) -> LogicalPlan:
         """The plan of a step in which nothing is selected.
 
-        Args:
-            tree: a cluster that the schedule supports.
-            height: as for variants().
-
-        Returns:
-            A dense plan in which each rank folds the same range in which it selects in the plans of variants(), because
-            its residual belongs to this range.
+        Each rank folds the same range in which it selects in the plans of variants(), because its residual belongs to
+        this range.
         """
 
     @staticmethod
@@ -119,7 +69,6 @@ class SparseSchedule(_Described, Protocol):
         """The plans from which the planner takes the cheapest.
 
         Args:
-            tree: a cluster that the schedule supports.
             height: the levels of branches within which all elements are reduced before the selection: 1 for hosts, 2
                 for racks of hosts. Ignored if every rank selects by itself.
 
@@ -165,7 +114,7 @@ def get(name: str) -> Schedule:
             f"algorithm {name!r}: it sends selected elements only; give compression=hvd_ext.TopK(...) too, or one of "
             f"{', '.join(names())}"
         )
-    return cast(Schedule, _named(name, names(), "must be 'auto' or one of"))
+    return _named(name, names(), "must be 'auto' or one of")
 
 
 def sparse(name: str) -> SparseSchedule:

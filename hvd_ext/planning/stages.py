@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hvd_ext.planning.cost.blueconnect import is_recursive
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Method, Span, reversed_level
 from hvd_ext.topology.tree import Link, Node, Tree
 
@@ -133,9 +132,5 @@ def staged_plan(
 
 
 def method_of(stage: Stage) -> Method:
-    """Chooses a method by BlueConnect's Eq. 3: "recursive" if the degree is a power of two, else "ring".
-
-    Args:
-        stage: the stage.
-    """
-    return "recursive" if is_recursive(stage.degree) else "ring"
+    """Chooses a method by BlueConnect's Eq. 3: "recursive" if the degree is a power of two, else "ring"."""
+    return "recursive" if stage.degree & (stage.degree - 1) == 0 else "ring"

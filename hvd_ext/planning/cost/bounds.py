@@ -18,8 +18,7 @@ the cut into hosts gives 2 (m - 1) / m * n / w_host. Latency and arithmetic are 
 
 from __future__ import annotations
 
-from hvd_ext.planning.cost.terms import slowest
-from hvd_ext.topology.tree import Tree
+from hvd_ext.topology.tree import Link, Tree
 
 
 def allreduce_bound_s(tree: Tree, nbytes: float) -> float:
@@ -63,6 +62,22 @@ def bound_s(tree: Tree, nbytes: float, algorithm: str = "") -> float:
         Seconds.
     """
     return (ring_bound_s if algorithm == "ring" else allreduce_bound_s)(tree, nbytes)
+
+
+def slowest(tree: Tree) -> Link:
+    """The link that limits a ring over the whole tree (the min W of BlueConnect Eq. 6).
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        The largest alpha and the largest beta among the branches with more than one child; a zero link if there is
+        none.
+    """
+    nodes = (node for level in tree.levels() for node in level)
+    links = [node.slowest for node in nodes if len(node.children) > 1]
+    alpha_s = max((link.alpha_s for link in links), default=0.0)
+    return Link(alpha_s, max((link.beta_s_per_byte for link in links), default=0.0))
 
 
 def _cuts(tree: Tree) -> list[list[float]]:

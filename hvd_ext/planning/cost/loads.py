@@ -72,23 +72,6 @@ class Ports:
             ports.append(2 * self.ways[ranks][chosen] + down)
         return np.concatenate(messages), np.concatenate(ports)
 
-    def round_s(self, senders: _Ints, receivers: _Ints, nbytes: float) -> float:
-        """The time of a round of messages of equal size.
-
-        Args:
-            senders: the sender of each message [n].
-            receivers: the receiver of each message [n].
-            nbytes: the size of each message.
-
-        Returns:
-            The largest latency plus the time of the busiest port, seconds.
-        """
-        _, ports = self.crossed(senders, receivers)
-        if not len(ports):
-            return 0.0
-        busy = np.bincount(ports) * np.repeat(self.beta_s_per_byte, 2)[: ports.max() + 1]
-        return float(self.alpha_s[ports // 2].max() + nbytes * busy.max())
-
 
 def messages_s(tree: Tree, senders: _Ints, receivers: _Ints) -> _Floats:
     """The time that each message takes a processor of its sender, and one of its receiver.

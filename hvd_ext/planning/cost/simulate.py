@@ -15,13 +15,14 @@ import numpy as np
 from hvd_ext.planning.cost.levels import Traffic, bottleneck
 from hvd_ext.planning.cost.loads import Ports, messages_s
 from hvd_ext.planning.cost.sparse import DENSE, Sparsity, local_s_per_byte, sent_shares
-from hvd_ext.planning.cost.terms import MESSAGE_NBYTES
 from hvd_ext.planning.ir import LOCAL_OPCODES, OPCODE, PEER, RECV_REDUCE, ROUND, SENDS
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.simulation.events import Message, Play, Program, Run
 from hvd_ext.topology.tree import Tree
 
+# The best size of a message: Open MPI's TCP transport serialises opposing messages above its eager limit of 64 KiB.
+MESSAGE_NBYTES = 60_000
 WINDOW = 4  # segments in flight, the engine's default
 # The largest number of messages that are simulated, but at least the number of windows below. The pace of the second
 # half of them is taken for the rest of the buffer; longer simulations showed that it settles within about 20 windows.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from hvd_ext.planning.cost import slowest
-from hvd_ext.planning.cost.blueconnect import fat_tree_s, one_level_s
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.registry import Card
 from hvd_ext.planning.stages import Stage, method_of, staged_plan, stages_of
@@ -26,23 +24,6 @@ P = 4 on 2 hosts, |P| = 2 x 2, chunks a b c d:
 
 def _falls_back(stages: tuple[Stage, ...]) -> bool:
     return any(not stage.follows for stage in stages)
-
-
-def cost(tree: Tree, nbytes: int) -> float:
-    """The closed form, BlueConnect Eq. 9, or Eq. 6 if the schedule falls back to a ring.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the buffer.
-
-    Returns:
-        Seconds.
-    """
-    stages = stages_of(tree)
-    if _falls_back(stages):
-        return one_level_s(nbytes, tree.size, slowest(tree), tree.gamma_s_per_byte)
-    degrees, links = [stage.degree for stage in stages], [stage.link for stage in stages]
-    return fat_tree_s(nbytes, degrees, links, tree.gamma_s_per_byte)
 
 
 def build(tree: Tree) -> LogicalPlan:

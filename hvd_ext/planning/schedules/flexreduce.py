@@ -9,7 +9,6 @@ from math import floor, lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.planning.cost.flexreduce import tree_s
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
 from hvd_ext.planning.registry import Card
 from hvd_ext.topology.tree import Node, Tree
@@ -29,19 +28,6 @@ P = 2 + 3 learners, n = 12 (the paper's Fig. 2); reduce in hosts, then between t
 
 # Shares are exact if their common denominator is at most this; else they are rounded to this many units.
 MOST_UNITS = 1 << 20
-
-
-def cost(tree: Tree, nbytes: int) -> float:
-    """The closed form, FlexReduce Eq. 6: every level waits for the slowest link that it uses.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the buffer.
-
-    Returns:
-        Seconds.
-    """
-    return tree_s(tree, nbytes)
 
 
 def build(tree: Tree) -> LogicalPlan:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from hvd_ext.planning import sparse_stages
-from hvd_ext.planning.cost import slowest
-from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES, ENTRY_NBYTES, SELECT_S_PER_ELEMENT
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
 from hvd_ext.planning.registry import Card
 from hvd_ext.topology.tree import Tree
@@ -21,22 +19,6 @@ P = 4:  1 -> 0, 3 -> 2     merge: keep k of 2 k     0 -> 2     the k elements
     source="Shi et al. 2019, gTop-k S-SGD",
     sparse=True,
 )
-
-
-def cost(tree: Tree, nbytes: int, density: float) -> float:
-    """The latencies and entries up and down the tree over the slowest link, and the time of the selection.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the float32 buffer.
-        density: the fraction of the elements that is selected.
-
-    Returns:
-        2 ceil(log2 P) (alpha + k entry beta) plus the selection, seconds.
-    """
-    elements, link = nbytes / ELEMENT_NBYTES, slowest(tree)
-    message_s = link.alpha_s + density * elements * ENTRY_NBYTES * link.beta_s_per_byte
-    return elements * SELECT_S_PER_ELEMENT + 2 * (tree.size - 1).bit_length() * message_s
 
 
 def build(tree: Tree) -> LogicalPlan:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hvd_ext.planning import sparse_stages
-from hvd_ext.planning.cost import commlib
-from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
 from hvd_ext.planning.registry import Card
 from hvd_ext.topology.tree import Tree
@@ -27,21 +25,6 @@ P = 2 + 3 ranks, n = 6 elements; shards are 3 + 3 and 2 + 2 + 2:
     source="CommLib Section 3.2, Algorithm 2, Eq. 4-10; hosts of unequal size: FlexReduce's ranges",
     sparse=True,
 )
-
-
-def cost(tree: Tree, nbytes: int, density: float) -> float:
-    """CommLib Eq. 7-10, with values and indices, and with the cheaper way to gather in the last step.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the float32 buffer.
-        density: the fraction of the elements that is selected.
-
-    Returns:
-        Seconds.
-    """
-    elements = nbytes / ELEMENT_NBYTES
-    return min(sum(commlib.hitopk_s(tree, elements, density, dense_gather=dense)) for dense in (False, True))
 
 
 def build(tree: Tree, *, gather: str = "dense", height: int = sparse_stages.HOSTS) -> LogicalPlan:

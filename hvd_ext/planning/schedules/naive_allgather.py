@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from hvd_ext.planning import sparse_stages
-from hvd_ext.planning.cost import commlib
-from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.registry import Card
 from hvd_ext.topology.tree import Tree
@@ -22,20 +20,6 @@ P = 3:  0: select k     0 -> 1, 2     each rank adds up the
     source="CommLib Section 3.2, Eq. 3; Renggli et al. 2019",
     sparse=True,
 )
-
-
-def cost(tree: Tree, nbytes: int, density: float) -> float:
-    """CommLib Eq. 3 with values and indices, and the time of the selection.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the float32 buffer.
-        density: the fraction of the elements that is selected.
-
-    Returns:
-        Seconds.
-    """
-    return commlib.naive_s(tree, nbytes / ELEMENT_NBYTES, density)
 
 
 def build(tree: Tree) -> LogicalPlan:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from hvd_ext.planning.cost import slowest
-from hvd_ext.planning.cost.blueconnect import one_level_s
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
 from hvd_ext.planning.registry import Card
 from hvd_ext.topology.tree import Tree
@@ -22,19 +20,6 @@ P = 4, chunks a b c d:          reduce-scatter, 3 rounds        all-gather, 3 ro
     limits="none; latency grows with P, and the slowest link carries almost twice the buffer",
     source="BlueConnect Eq. 5-6; MG-WFBP Table II; Patarasuk and Yuan 2009",
 )
-
-
-def cost(tree: Tree, nbytes: int) -> float:
-    """The closed form: 2 T_r(P, n, min W), BlueConnect Eq. 6.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the buffer.
-
-    Returns:
-        Seconds.
-    """
-    return one_level_s(nbytes, tree.size, slowest(tree), tree.gamma_s_per_byte)
 
 
 def build(tree: Tree) -> LogicalPlan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hvd_ext.planning.cost.blueconnect import fat_tree_s
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.registry import Card
 from hvd_ext.planning.stages import staged_plan, stages_of
@@ -38,21 +37,6 @@ def supports(tree: Tree) -> str | None:
     if len(stages) < 2:
         return "a torus has two dimensions or more, such as hosts x ranks per host"
     return None
-
-
-def cost(tree: Tree, nbytes: int) -> float:
-    """The closed form on a tree of switches: BlueConnect Eq. 9 with rings only.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the buffer.
-
-    Returns:
-        Seconds. If each dimension has links of its own, Eq. 10 holds instead (cost.blueconnect.torus_s).
-    """
-    stages = stages_of(tree)
-    degrees, links = [stage.degree for stage in stages], [stage.link for stage in stages]
-    return fat_tree_s(nbytes, degrees, links, tree.gamma_s_per_byte, ring_only=True)
 
 
 def build(tree: Tree) -> LogicalPlan:

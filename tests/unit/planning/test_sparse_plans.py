@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hvd_ext.planning import ir, registry
-from hvd_ext.planning.cost.commlib import inter_host_nbytes
+from hvd_ext.planning.explain_sparse import inter_host_nbytes
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.schedules import hitopk
