@@ -100,9 +100,7 @@ class Outcome:
     """What a bucketer would have made of a step.
 
     Args:
-        bucketer: its name.
         step_s: the predicted time of the step, seconds; None if it does not apply.
-        buckets: the number of its buckets.
         reason: why it does not apply; empty if it does.
     """
 
@@ -194,9 +192,6 @@ class Layout:
     def to_json(self) -> dict[str, Any]:
         """Converts the layout to values that JSON can hold; it leaves out why its plans were chosen.
 
-        Returns:
-            The values, from which from_json() makes a layout with equal plans on the same cluster.
-
         Raises:
             PlanError: two tensors have the same name.
         """
@@ -232,12 +227,10 @@ class Layout:
         """Makes a layout from the values of to_json().
 
         Args:
-            values: the values.
             tree: the cluster. If it is another one than that of the values, schedules make other plans.
             tensors: the tensors of the step, in the order of the model's layers.
             op: the number of `Sum` or `Average`.
             places: the places of the tensors that are sent, which must be those in the buckets; None to send those.
-            source: the origin of the values, for messages.
 
         Raises:
             PlanError: the values have another format, know a tensor that the step does not have or that has another

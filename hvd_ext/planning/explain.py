@@ -37,7 +37,6 @@ class Load:
     """A plan's traffic over one kind of link.
 
     Args:
-        kind: "in hosts", "between hosts", ...
         busiest_nbytes: the bytes over the busiest port, in its busier direction.
         total_nbytes: the bytes over all ports, in both directions.
     """
@@ -52,12 +51,8 @@ class Entry:
     """One algorithm on a cluster; if it does not apply, its values are None and its loads are empty.
 
     Args:
-        name: the name of the algorithm.
-        price_s: the price, seconds.
-        rounds: the number of rounds.
         loads: the loads of each kind of link, from the root down.
         verdict: the reason why the algorithm won, lost, or does not apply.
-        note: the plan's note.
     """
 
     name: str
@@ -73,13 +68,8 @@ class Explanation:
     """All algorithms on a cluster at one size.
 
     Args:
-        cluster: a description of the cluster.
         links: the links of the cluster, by kind from the root down.
-        nbytes: the size of the buffer.
         chosen_for_nbytes: the size at which "auto" chooses, which stands for all similar sizes.
-        winner: the algorithm that "auto" chooses.
-        why: the reason, in one line.
-        pricing: the method that found the prices.
         bound_s: the time that no dense allreduce on the cluster can beat (cost/bounds.py), seconds.
         entries: the winner, the other algorithms by price, then those that do not apply.
     """
@@ -96,12 +86,7 @@ class Explanation:
 
 
 def explain(tree: Tree, nbytes: int) -> Explanation:
-    """Prices every algorithm as the runtime does.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the buffer.
-    """
+    """Prices every algorithm as the runtime does."""
     chosen = planner.allreduce_plan(tree, "auto", nbytes)
     names = [name for name, price in chosen.candidates if not isinstance(price, str)]
     prices = {name: planner.price(tree, name, nbytes).seconds for name in names}
@@ -125,26 +110,14 @@ def explain(tree: Tree, nbytes: int) -> Explanation:
 
 
 def pricing(tree: Tree, grain: str = "pipelined") -> str:
-    """Describes, in words, the method that finds prices.
-
-    Args:
-        tree: the cluster.
-        grain: the words for how buffers are cut.
-    """
+    """Describes, in words, the method that finds prices."""
     how = "round by round" if tree.size <= planner.MOST_RANKS else "level by level"
     how = "simulated message by message" if tree.size <= planner.MOST_SIMULATED else how
     return f"the plan as it runs, {grain}, {how}"
 
 
 def kinds(tree: Tree) -> tuple[str, ...]:
-    """Names the kinds of links of a cluster.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        One name for each depth, from the root down.
-    """
+    """Names the kinds of links of a cluster, one for each depth, from the root down."""
     return tuple(_kind(max(node.height for node in nodes)) for nodes in reversed(tree.levels()))
 
 
@@ -153,11 +126,7 @@ def _kind(height: int) -> str:
 
 
 def links(tree: Tree) -> tuple[LinkKind, ...]:
-    """The kinds of links of a cluster, from the root down, without links that join only one child.
-
-    Args:
-        tree: the cluster.
-    """
+    """The kinds of links of a cluster, from the root down, without links that join only one child."""
     joining: dict[int, list[Link]] = {}
     for node in (node for nodes in tree.levels() for node in nodes if len(node.children) > 1):
         joining.setdefault(node.height, []).extend(node.ports)  # by height, because hosts may have different depths
@@ -220,11 +189,7 @@ def _verdict(
 
 
 def as_json(explanation: Explanation) -> dict[str, object]:
-    """Converts an explanation to values that JSON can hold; times are in seconds, sizes in bytes.
-
-    Args:
-        explanation: the explanation, from explain().
-    """
+    """Converts an explanation to values that JSON can hold; times are in seconds, sizes in bytes."""
     return {
         "cluster": explanation.cluster,
         "links": [

@@ -48,22 +48,16 @@ class SparseExplanation:
     """All sparse algorithms on a cluster at one size and density.
 
     Args:
-        cluster: a description of the cluster.
         links: the links of the cluster, by kind from the root down.
-        nbytes: the size of the float32 buffer.
         chosen_for_nbytes: the size at which plans are chosen, which stands for all similar sizes.
-        density: the fraction of the elements that is selected.
         entry_nbytes: the bytes of a value and its index, as sent.
         algorithm: the algorithm of `steps`.
         dense_algorithm: the algorithm of the best dense plan, which runs without TopK.
-        dense_why: the reason why this plan is the best, in one line.
         dense_from: the density from which this plan costs no more than the plan of `algorithm`.
         dense_above: the density from which TopK takes dense steps of `algorithm`.
         host_nbytes: the bytes that each host sends to the others by hitopk's formula at height 1, (m - 1) K entries.
-        pricing: the method that found the prices.
         entries: sorted by price, the algorithms, "dense" for the best dense plan, and "dense step" for a step of
             `algorithm` in which nothing is selected; then the algorithms that do not apply.
-        steps: the steps of the plan of `algorithm`.
     """
 
     cluster: str
@@ -94,16 +88,10 @@ def explain(
     """Prices every sparse algorithm as the runtime does.
 
     Args:
-        tree: the cluster.
-        nbytes: the size of the float32 buffer.
         density: the fraction of the elements that is selected, in (0, 1].
-        algorithm: the algorithm whose steps are explained.
         entry_nbytes: the mean number of bytes of a value and its index, as sent.
         height: the levels of branches within which all elements are reduced before the selection; None for the height
             with the best price.
-
-    Returns:
-        The explanation, and the choice of the algorithm.
 
     Raises:
         PlanError: there is no such algorithm, or the density is out of its range.
@@ -173,17 +161,7 @@ def _entry(
 
 
 def steps(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> tuple[Step, ...]:
-    """The time and the traffic of a plan, level by level.
-
-    Args:
-        plan: a sparse plan, or its dense companion.
-        tree: the cluster.
-        nbytes: the size of the float32 buffer.
-        sparsity: the sparsity of the step.
-
-    Returns:
-        The levels; their seconds add up to the plan's price.
-    """
+    """The time and the traffic of a plan, level by level; the seconds of the levels add up to the plan's price."""
     found, before_s, before = [], 0.0, [0.0] * tree.depth
     for number, level in enumerate(plan.levels, 1):
         part = replace(plan, levels=plan.levels[:number])
@@ -197,9 +175,5 @@ def steps(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> tup
 
 
 def as_json(explanation: SparseExplanation) -> dict[str, object]:
-    """Converts an explanation to values that JSON can hold; times are in seconds, sizes in bytes.
-
-    Args:
-        explanation: the explanation, from explain().
-    """
+    """Converts an explanation to values that JSON can hold; times are in seconds, sizes in bytes."""
     return asdict(explanation)

@@ -41,11 +41,6 @@ def segment_nbytes(plan: LogicalPlan, nbytes: int, tree: Tree) -> int:
     and the largest size. On one host all calls count, and messages have 512 KiB. Segments are smaller if too many of
     them would queue on the way to the limiting link (FILL_SHARE).
 
-    Args:
-        plan: any plan.
-        nbytes: the size of the buffer, 0 or more.
-        tree: the cluster.
-
     Returns:
         A multiple of 64, between 32 KiB and 4 MiB, that cuts the buffer into equal segments. It is the whole buffer if
         the plan sends nothing, and if the plan is sparse: a rank's selection and residual belong to one range of the
@@ -66,15 +61,10 @@ def segment_nbytes(plan: LogicalPlan, nbytes: int, tree: Tree) -> int:
 
 
 def coarser(segment_nbytes: int, nbytes: int, factor: int) -> int:
-    """Makes segments larger.
-
-    Args:
-        segment_nbytes: the size of a segment, from segment_nbytes().
-        nbytes: the size of the buffer.
-        factor: how many times larger segments may become.
+    """Makes segments larger by a factor, but not above 4 MiB unless they are.
 
     Returns:
-        A multiple of 64 that cuts the buffer into equal segments, at most 4 MiB or segment_nbytes.
+        A multiple of 64 that cuts the buffer into equal segments.
     """
     if factor == 1:
         return segment_nbytes
@@ -84,11 +74,7 @@ def coarser(segment_nbytes: int, nbytes: int, factor: int) -> int:
 
 
 def message_nbytes(beta_s_per_byte: float) -> float:
-    """The best size of a message over a link between hosts.
-
-    Args:
-        beta_s_per_byte: the link's seconds per byte.
-    """
+    """The best size of a message over a link between hosts."""
     nbytes, at_s_per_byte = MESSAGE_AT_S_PER_BYTE
     if beta_s_per_byte == 0:
         return MESSAGE_NBYTES

@@ -38,9 +38,6 @@ def definition() -> Path:
 def parse(text: str) -> tuple[int, dict[str, int], dict[str, int]]:
     """Reads the version, the columns and the opcodes out of ir.def.
 
-    Args:
-        text: the file's text.
-
     Returns:
         The plan version, the columns' indices by name, and the opcodes' values by name.
 
@@ -78,10 +75,6 @@ def digest(plan: LogicalPlan, version: int = VERSION) -> int:
 
     Args:
         plan: the plan; its note and the names of its levels are not hashed.
-        version: the version of the plan language.
-
-    Returns:
-        A non-negative int64.
     """
     kinds = {kind: index for index, kind in enumerate(get_args(Kind))}
     methods = {method: index for index, method in enumerate(get_args(Method))}
@@ -110,7 +103,5 @@ def unit_begin(unit: int, units: int, elements: int) -> int:
 
     Args:
         unit: the unit, in [0, units]; the result for `units` is `elements`.
-        units: the number of units of the plan.
-        elements: the number of elements of the buffer.
     """
     return unit * elements // units

@@ -51,12 +51,7 @@ def segment_of(tree: Tree, name: str, nbytes: int) -> int:
     """The segments of a bucket in the lane: of the grain, or larger where messages take much of the processor.
 
     Args:
-        tree: the cluster.
-        name: the name of a schedule that supports the cluster.
         nbytes: the bytes of the bucket as sent.
-
-    Returns:
-        Bytes.
     """
     plan = planner.allreduce_plan(tree, name).plan
     return coarser(segment_nbytes(plan, nbytes, tree), nbytes, _factor(tree, name, size_class(nbytes)))
@@ -93,15 +88,7 @@ def _point(tree: Tree, name: str, nbytes: int) -> Parts:
 
 @lru_cache(maxsize=64)
 def dense_table(tree: Tree, name: str) -> Table:
-    """The price of a bucket in the lane by one schedule.
-
-    Args:
-        tree: the cluster.
-        name: the name of a schedule that supports the cluster.
-
-    Returns:
-        The table, by bytes as sent.
-    """
+    """The price of a bucket in the lane by one schedule, as a table by bytes as sent."""
     return doubling(lambda nbytes: _point(tree, name, nbytes))
 
 
@@ -116,14 +103,7 @@ def _near(tree: Tree, nbytes: int) -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def best_table(tree: Tree) -> Table:
-    """The price of a bucket in the lane by the schedule that is the best for its size.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        The table, by bytes as sent.
-    """
+    """The price of a bucket in the lane by the best schedule for its size, as a table by bytes as sent."""
     return doubling(
         lambda nbytes: min(
             (_point(tree, name, nbytes) for name in _near(tree, nbytes)), key=lambda parts: parts.seconds
@@ -143,7 +123,6 @@ def candidates(tree: Tree, nbytes: int) -> tuple[Candidate, ...]:
     """Prices a bucket by all schedules that may be the best.
 
     Args:
-        tree: the cluster.
         nbytes: the bytes of the bucket as sent.
 
     Returns:
@@ -165,14 +144,7 @@ def candidates(tree: Tree, nbytes: int) -> tuple[Candidate, ...]:
 
 
 def chosen(tree: Tree, name: str, nbytes: int, among: tuple[Candidate, ...]) -> Choice:
-    """Says why a bucket has its schedule.
-
-    Args:
-        tree: the cluster.
-        name: the schedule.
-        nbytes: the bytes of the bucket as sent.
-        among: the schedules that were priced.
-    """
+    """Says why a bucket has its schedule."""
     parts = {one.name: one.parts for one in among}
     first = sorted(parts, key=lambda other: (other != name, parts[other].seconds, other))[: 1 + planner.MOST_NAMED]
     listed = ", ".join(
@@ -186,33 +158,19 @@ def chosen(tree: Tree, name: str, nbytes: int, among: tuple[Candidate, ...]) -> 
 
 
 def one_price(prices: Table, nbytes: float) -> Parts:
-    """Looks a single price up.
-
-    Args:
-        prices: a table.
-        nbytes: the size of the bucket.
-    """
+    """Looks a single price up."""
     hold_s, tail_s = prices.parts_s([nbytes])
     return Parts(float(hold_s[0]), float(tail_s[0]))
 
 
 def sparsity_of(tree: Tree, topk: TopK) -> Sparsity:
-    """The sparsity of an ordinary step, after the warm-up.
-
-    Args:
-        tree: the cluster.
-        topk: the user's options.
-    """
+    """The sparsity of an ordinary step, after the warm-up."""
     usual = density.schedule(topk).densities[-1]
     return sparsity_on(tree, usual, entry_nbytes(WIRES[topk.wire]))
 
 
 def entry_nbytes(wire: str) -> float:
-    """The mean number of bytes of a value and its index, as sent.
-
-    Args:
-        wire: the dtype of the value, a key of `DTYPES`.
-    """
+    """The mean number of bytes of a value and its index, as sent."""
     return DTYPES[wire].nbytes + _INDEX_NBYTES
 
 
@@ -221,9 +179,6 @@ def sparse_table(tree: Tree, name: str, sparsity: Sparsity, height: int | None) 
     """The price of a bucket in the lane that selects, or is sent whole by its dense companion where that is cheaper.
 
     Args:
-        tree: the cluster.
-        name: the name of a sparse schedule that supports the cluster.
-        sparsity: the sparsity of the step.
         height: as for sparse_planner.sparse_plan().
 
     Returns:
@@ -243,8 +198,6 @@ def companion_table(tree: Tree, name: str, sparsity: Sparsity, height: int | Non
     """The price of a bucket in the lane that keeps a residual and sends all elements.
 
     Args:
-        tree: the cluster.
-        name: the name of a sparse schedule that supports the cluster.
         sparsity: the sparsity of other steps, for which the plan is chosen.
         height: as for sparse_planner.sparse_plan().
 
@@ -263,9 +216,6 @@ def sparse_parts(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity)
 
     Args:
         plan: a sparse plan, or its dense companion.
-        tree: the cluster.
-        nbytes: the size of the float32 buffer.
-        sparsity: the sparsity of the step.
     """
     low = _low(nbytes)
     if nbytes == low:
@@ -284,7 +234,6 @@ def gather_parts(tree: Tree, nbytes: int) -> Parts:
     """The price in the lane of an all-gather, as of the rows of an embedding.
 
     Args:
-        tree: the cluster.
         nbytes: the bytes that all ranks together gather.
     """
     load = profile if tree.size <= MOST_RANKS else level_profile

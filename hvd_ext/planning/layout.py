@@ -60,7 +60,6 @@ def layout(
     """Lay out a step: divide its tensors into buckets, and choose a plan for each.
 
     Args:
-        tree: the cluster.
         tensors: the tensors of the step, of dtypes of `DTYPES`, in the order of the model's layers.
         op: the number of `Sum` or `Average`.
         algorithm: a schedule's name or "auto", for buckets without a selection.

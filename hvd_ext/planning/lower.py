@@ -43,10 +43,6 @@ _OF_SPARSE_PLANS = frozenset((*LOCAL, *SPARSE))
 def rows_of(plan: LogicalPlan, rank: int) -> Rows:
     """Makes the rows of one rank, without making those of the other ranks.
 
-    Args:
-        plan: the plan of all ranks.
-        rank: the rank.
-
     Returns:
         int64 [n, 5], with the columns of ir.def, sorted by round. Within a round receives come before sends, and both
         are sorted by their first unit, so that the messages of each pair of ranks match in order. Local rows are in the
@@ -77,20 +73,12 @@ def rows_of(plan: LogicalPlan, rank: int) -> Rows:
 
 
 def rounds_of(plan: LogicalPlan) -> int:
-    """The number of rounds of a plan, over all ranks; a single rank may have rows in fewer rounds.
-
-    Args:
-        plan: the plan.
-    """
+    """The number of rounds of a plan, over all ranks; a single rank may have rows in fewer rounds."""
     return sum(rounds_of_level(level) for level in plan.levels)
 
 
 def rounds_of_level(level: Level) -> int:
-    """The number of rounds of the longest call of a level; 0 for a level without calls.
-
-    Args:
-        level: the level.
-    """
+    """The number of rounds of the longest call of a level; 0 for a level without calls."""
     return max((rounds_of_call(call) for call in level.calls), default=0)
 
 
@@ -99,9 +87,6 @@ def rounds_of_call(call: Call) -> int:
 
     A ring takes d - 1 rounds, a recursive call ceil(log2 d), and a direct call one; a root outside the group takes one
     more. An exchange takes one round. Calls of sparse plans also have rounds of local rows.
-
-    Args:
-        call: the call.
     """
     if call.kind in _OF_SPARSE_PLANS:
         return rounds_of_sparse_call(call)

@@ -39,11 +39,7 @@ class _Row(NamedTuple):
 
 
 def rounds_of_sparse_call(call: Call) -> int:
-    """The number of rounds of one call of a sparse plan; messages and local rows are in separate rounds.
-
-    Args:
-        call: a call of a kind in model.LOCAL or model.SPARSE.
-    """
+    """The number of rounds of one call of a sparse plan; messages and local rows are in separate rounds."""
     if call.kind == "sparse_broadcast":
         return 2 * (len(call.ranks) - 1).bit_length()
     return _ROUNDS[call.kind]
@@ -54,7 +50,6 @@ def sparse_rows(calls: Sequence[Call], rank: int) -> Rows:
 
     Args:
         calls: the calls in which the rank takes part, of kinds in model.LOCAL and model.SPARSE.
-        rank: the rank.
 
     Returns:
         int64 [n, 5], with rounds counted from 0. The local rows of a round are in the order in which they run: first

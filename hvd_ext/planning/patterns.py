@@ -14,11 +14,7 @@ Hosts = Sequence[Sequence[int]]
 
 
 def nothing(size: int) -> LogicalPlan:
-    """A plan without messages: a step takes what the engine needs to take a buffer and to give it back.
-
-    Args:
-        size: the number of ranks.
-    """
+    """A plan without messages: a step takes what the engine needs to take a buffer and to give it back."""
     return LogicalPlan("probe", "allreduce", size, 1, ())
 
 
@@ -26,7 +22,6 @@ def selection(size: int, dense: bool) -> LogicalPlan:
     """A plan in which every rank selects from its whole buffer and sends nothing.
 
     Args:
-        size: the number of ranks.
         dense: whether nothing is selected: the companion that a sparse bucket has.
     """
     calls = tuple(Call("fold" if dense else "select", (rank,), (Span(0, 1),)) for rank in range(size))
@@ -38,7 +33,6 @@ def rings(groups: Hosts, size: int, kind: Kind = "all_gather", *, rounds: int = 
 
     Args:
         groups: the groups; one of a single rank sends nothing.
-        size: the number of ranks of the job.
         kind: "all_gather", whose messages replace what was there, or "reduce_scatter", whose messages are added to it.
         rounds: the least number of rounds. In the largest group each rank sends `messages` messages a round.
         messages: the number of messages that a rank sends in a round.
@@ -59,12 +53,7 @@ def rings(groups: Hosts, size: int, kind: Kind = "all_gather", *, rounds: int = 
 
 
 def both(groups: Hosts, size: int) -> LogicalPlan:
-    """An allreduce in each group: a ring that adds, then a ring that sends the sums around.
-
-    Args:
-        groups: the groups, see rings().
-        size: the number of ranks of the job.
-    """
+    """An allreduce in each group: a ring that adds, then a ring that sends the sums around."""
     first, second = rings(groups, size, "reduce_scatter"), rings(groups, size, "all_gather")
     return LogicalPlan("probe", "allreduce", size, first.units, first.levels + second.levels)
 
@@ -73,7 +62,6 @@ def pairs_of(hosts: int, rounds: int) -> list[list[tuple[int, int]]]:
     """Who meets whom: in each round every host meets another one, and over hosts - 1 rounds it meets all.
 
     Args:
-        hosts: the number of hosts.
         rounds: the largest number of rounds.
 
     Returns:
@@ -96,10 +84,7 @@ def exchanges(
     """The ranks of one host exchange messages with those of another, all pairs of hosts at the same time.
 
     Args:
-        hosts: the ranks of each host.
         pairs: pairs of hosts; a host is in at most one.
-        size: the number of ranks of the job.
-        rounds: the number of rounds.
         messages: the number of messages that a rank of the larger host sends and receives in a round.
 
     Returns:

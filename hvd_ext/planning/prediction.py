@@ -25,7 +25,6 @@ class Prediction:
     """The predicted times of a step, seconds; times of buckets count from the begin of the step.
 
     Args:
-        step_s: the time of the step.
         exposed_s: the time of communication that is not hidden behind computation.
         begins_s: for each bucket, the time at which it begins.
         ends_s: for each bucket, the time at which it has ended on all ranks.
@@ -48,9 +47,6 @@ def predict(
     """Predicts the time of a step.
 
     Args:
-        tree: the cluster.
-        layout: the layout of the step.
-        times: the times of its tensors.
         density: the density of the step, where top-k gradients are sent; None for that of an ordinary step.
         most_messages: the largest number of messages that are played. Lanes with more, and clusters of more than 16
             ranks, have the times that follow from the buckets' prices.
@@ -70,10 +66,7 @@ def in_lane(
     """Predicts the time of a step from what travels in its lane.
 
     Args:
-        tree: the cluster.
         scheduled: the buckets, and what else travels, from lane_of().
-        times: the computation of the step.
-        most_messages: as for predict().
     """
     begins_s, ends_s = lane.times_in_lane(scheduled, tree, most_messages=most_messages)
     found = of_lane(times, begins_s, ends_s)
@@ -87,12 +80,6 @@ def in_lane(
 
 def lane_of(tree: Tree, layout: Layout, times: StepTimes, density: float | None = None) -> list[InLane]:
     """Describes the buckets of a layout in their lane, and the rows that travel beside them.
-
-    Args:
-        tree: the cluster.
-        layout: the layout of the step.
-        times: the times of its tensors.
-        density: as for predict().
 
     Raises:
         PlanError: the times are those of another model.
@@ -116,15 +103,7 @@ def lane_of(tree: Tree, layout: Layout, times: StepTimes, density: float | None 
 
 
 def loads_of(tree: Tree, times: StepTimes) -> list[tuple[float, Parts]]:
-    """The prices of the rows that travel beside the buckets.
-
-    Args:
-        tree: the cluster.
-        times: the times of the step.
-
-    Returns:
-        For each the time at which it is ready, seconds, and its price.
-    """
+    """The rows that travel beside the buckets: for each the time at which it is ready, seconds, and its price."""
     return [(since, lane_prices.gather_parts(tree, nbytes)) for since, nbytes in times.rows]
 
 
@@ -132,7 +111,6 @@ def of_lane(times: StepTimes, begins_s: Sequence[float], ends_s: Sequence[float]
     """Makes the prediction of a step from the times of what travels in its lane.
 
     Args:
-        times: the computation of the step.
         begins_s: for each bucket, and each of what else travels, the time at which it begins.
         ends_s: the time at which each has ended.
     """
@@ -146,10 +124,6 @@ def ready_of(times: StepTimes, tensors: Sequence[Tensor]) -> tuple[float, ...]:
 
     Args:
         times: the times of a model. If its tensors are others, or in another order, they are found by name.
-        tensors: the tensors of the step.
-
-    Returns:
-        The time of each tensor, seconds.
 
     Raises:
         PlanError: the times do not have a tensor, or it has another number of elements there.

@@ -21,14 +21,10 @@ class Card:
     """The description of a schedule for people; the tables of docs/algorithms.md and of the commands are made from it.
 
     Args:
-        name: the name of the schedule and of its module.
-        idea: one sentence.
-        drawing: an example as a drawing.
         rounds: the number of rounds, in closed form.
         bytes: the bytes sent, in closed form; n is the size of the buffer.
         limits: the cases in which the schedule does not apply or is slow.
         source: paper, section, equations.
-        sparse: whether the schedule selects elements.
     """
 
     name: str
@@ -103,9 +99,6 @@ def sparse_names() -> tuple[str, ...]:
 def get(name: str) -> Schedule:
     """Finds the module of a schedule that sends whole buffers.
 
-    Args:
-        name: one of names().
-
     Raises:
         PlanError: there is no such schedule; the message lists the names and suggests the nearest.
     """
@@ -120,9 +113,6 @@ def get(name: str) -> Schedule:
 def sparse(name: str) -> SparseSchedule:
     """Finds the module of a schedule that selects elements.
 
-    Args:
-        name: one of sparse_names().
-
     Raises:
         PlanError: there is no such schedule; the message lists the names and suggests the nearest.
     """
@@ -132,9 +122,6 @@ def sparse(name: str) -> SparseSchedule:
 def card(name: str) -> Card:
     """Finds the card of a schedule.
 
-    Args:
-        name: one of names() or of sparse_names().
-
     Raises:
         PlanError: there is no such schedule; the message lists the names and suggests the nearest.
     """
@@ -142,14 +129,9 @@ def card(name: str) -> Card:
 
 
 def supports(schedule: Schedule | SparseSchedule, tree: Tree) -> str | None:
-    """Checks whether a schedule can run on a cluster.
+    """Says why a schedule cannot run on a cluster, in words; None if it can.
 
-    Args:
-        schedule: the schedule. If it cannot run on every cluster, it has a function `supports(tree)`.
-        tree: the cluster.
-
-    Returns:
-        None if the schedule can run, else the reason in words.
+    A schedule that cannot run on every cluster has a function `supports(tree)`.
     """
     asked: Callable[[Tree], str | None] | None = getattr(schedule, "supports", None)
     return None if asked is None else asked(tree)

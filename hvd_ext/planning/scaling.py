@@ -25,14 +25,10 @@ class Row:
     """A step of a model on a cluster, with the buckets of one bucketer and the algorithm of one name.
 
     Args:
-        ranks: the number of ranks.
-        bucketer: the name of the bucketer.
         algorithm: the name that was asked for, a schedule's or "auto"; "T = A + B n" for a price without a cluster.
         used: the algorithms of the buckets, each once.
-        times: the computation of the step.
         members: the places of the tensors of each bucket, the buckets in the order in which they start.
         ready_s: when each bucket is ready, seconds from the begin of the step.
-        predicted: when each bucket begins and ends, and the step.
     """
 
     ranks: int
@@ -100,17 +96,7 @@ def on_cluster(
     topk: TopK | None = None,
     sparse_algorithm: str = "hitopk",
 ) -> Row:
-    """Predicts a step on a cluster, as `layout` lays it out.
-
-    Args:
-        tree: the cluster.
-        times: the computation of the step.
-        bucketer: the name of a bucketer.
-        algorithm: a schedule's name or "auto".
-        bucket_nbytes: the size of the buckets of `by_size`.
-        wire: the dtype in which float32 is sent, or None.
-        topk: how top-k gradients are selected, or None.
-        sparse_algorithm: the algorithm of the buckets with top-k gradients.
+    """Predicts a step on a cluster, as `layout` with these arguments lays it out.
 
     Raises:
         PlanError: there is no such bucketer or algorithm, or it cannot run on the cluster.
@@ -145,10 +131,7 @@ def on_line(
 
     Args:
         price: the price of a bucket, such as lane.line(a, b) for MG-WFBP's Eq. 9.
-        times: the computation of the step.
         bucketer: the name of a bucketer, or "auto" for the one with the shortest step.
-        ranks: the number of ranks, for the speed-up.
-        bucket_nbytes: the size of the buckets of `by_size`.
 
     Raises:
         PlanError: there is no such bucketer.
@@ -181,12 +164,8 @@ def rows(
     """Predicts a step on clusters of the same kind with several numbers of ranks.
 
     Args:
-        tree: the cluster.
         times: the computation of the step, the same for each number of ranks (weak scaling).
-        bucketers: the names of the bucketers.
-        algorithms: the names of schedules, or "auto".
         ranks: the numbers of ranks; empty for those of the cluster.
-        bucket_nbytes: the size of the buckets of `by_size`.
 
     Returns:
         A row for each number of ranks, bucketer and algorithm.
@@ -208,9 +187,6 @@ def rows(
 def check(bucketers: Sequence[str]) -> None:
     """Checks the names of bucketers before anything is priced.
 
-    Args:
-        bucketers: the names; "auto" is one of them.
-
     Raises:
         PlanError: there is no such bucketer.
     """
@@ -221,9 +197,6 @@ def check(bucketers: Sequence[str]) -> None:
 
 def best(found: Sequence[Row]) -> Row:
     """Finds the row with the shortest step; of equals the one with the fewest buckets.
-
-    Args:
-        found: rows of one number of ranks, at least one.
 
     Raises:
         PlanError: there is no row.

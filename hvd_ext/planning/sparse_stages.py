@@ -24,7 +24,6 @@ def parties(tree: Tree, height: int = HOSTS) -> tuple[Node, ...]:
     """The parties of a cluster, in tree order; each rank is in one of them.
 
     Args:
-        tree: the cluster.
         height: the largest height of a party: 0 for single ranks, 1 for hosts, 2 for racks of hosts.
     """
     found: list[Node] = []
@@ -39,25 +38,12 @@ def parties(tree: Tree, height: int = HOSTS) -> tuple[Node, ...]:
 
 
 def units_of(members: Sequence[Node]) -> int:
-    """The number of units in which the shards of all parties are exact, or MOST_UNITS if this number is too large.
-
-    Args:
-        members: the parties.
-    """
+    """The number of units in which the shards of all parties are exact, or MOST_UNITS if this number is too large."""
     return min(lcm(*(denominator(node) for node in members)), MOST_UNITS)
 
 
 def up(tree: Tree, members: Sequence[Node], units: int) -> tuple[list[Level], Held]:
-    """Makes the levels that reduce within the parties.
-
-    Args:
-        tree: the cluster.
-        members: its parties.
-        units: the number of units of the plan.
-
-    Returns:
-        The levels, and each rank's shard, as begin and end in units.
-    """
+    """Makes the levels that reduce within the parties, and each rank's shard after them, as begin and end in units."""
     below = {id(node) for party in members for node in _branches(party)}
     levels: list[Level] = []
     held: Held = dict.fromkeys(tree.ranks, (0, units))
@@ -71,13 +57,7 @@ def up(tree: Tree, members: Sequence[Node], units: int) -> tuple[list[Level], He
 def dense_plan(algorithm: str, tree: Tree, height: int = HOSTS) -> LogicalPlan:
     """Makes FlexReduce's plan for a step in which nothing is selected: each rank folds its residual into its shard.
 
-    Args:
-        algorithm: the name of the schedule.
-        tree: the cluster.
-        height: the height of the parties.
-
-    Returns:
-        A plan of reduces upwards and broadcasts downwards; a party's ranks fold when the party has been reduced.
+    A party's ranks fold when the party has been reduced.
     """
     members = parties(tree, height)
     shards = units_of(members)
@@ -100,12 +80,7 @@ def _folds(members: Sequence[Node], held: Held) -> Level:
 
 
 def selects(ranks: Sequence[int], held: Held) -> Level:
-    """Makes the level in which each rank selects in its shard.
-
-    Args:
-        ranks: all ranks.
-        held: the ranks' shards.
-    """
+    """Makes the level in which each rank selects in its shard."""
     return Level(tuple(_local_calls("select", ranks, held)), "select")
 
 
@@ -120,12 +95,7 @@ def _local_calls(kind: str, ranks: Sequence[int], held: Held) -> Iterator[Call]:
 def exchange(members: Sequence[Node], held: Held) -> Level:
     """Makes the level in which each rank exchanges its selection with the ranks that hold the same units elsewhere.
 
-    Args:
-        members: the parties.
-        held: the ranks' shards.
-
-    Returns:
-        One call for each piece between two borders of any shards, of the piece's holders in the order of the parties.
+    It has a call for each piece between two borders of any shards, of the piece's holders in the order of the parties.
     """
     columns = []
     for party in members:

@@ -35,9 +35,6 @@ def stages_of(tree: Tree) -> tuple[Stage, ...]:
     stage: a rack of two hosts and a rack of three, with four ranks per host, give 4 x 5. A branch with one child is not
     a level.
 
-    Args:
-        tree: the cluster.
-
     Returns:
         The stages. There is none for one rank; if the hosts have different numbers of ranks, there is a single stage,
         which does not follow the tree.
@@ -102,11 +99,8 @@ def staged_plan(
     """BlueConnect's Algorithm 1: reduce-scatters along the stages, then all-gathers in reverse order.
 
     Args:
-        algorithm: the name of the schedule.
         tree: the cluster; its size is the product of the stages' degrees.
         stages: the stages from the inside.
-        methods: the method of each stage's calls.
-        note: the plan's note.
 
     Returns:
         A plan of one unit per rank.

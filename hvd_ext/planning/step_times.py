@@ -84,9 +84,6 @@ def ready_order(ready_s: Sequence[float]) -> tuple[int, ...]:
 def read(path: str | Path) -> StepTimes:
     """Reads a model file in the format that the module's docstring describes.
 
-    Args:
-        path: the path of the file.
-
     Returns:
         The step; its tensors have one dimension.
 
@@ -104,10 +101,6 @@ def read(path: str | Path) -> StepTimes:
 
 def parse(text: str, source: str = "text") -> StepTimes:
     """Reads a model from text in the format that the module's docstring describes.
-
-    Args:
-        text: the text.
-        source: the origin of the text, for messages.
 
     Returns:
         The step; its tensors have one dimension.
@@ -164,7 +157,6 @@ def write(times: StepTimes, path: str | Path) -> None:
         times: the step. The file knows float32 only, so that a tensor of another dtype is written with the number of
             elements that has its bytes, rounded up; a gradient that is ready before the forward pass has ended is
             written as ready at its end.
-        path: the path of the file, which is replaced.
 
     Raises:
         OSError: the file cannot be written.

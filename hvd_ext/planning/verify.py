@@ -56,11 +56,8 @@ def verify_rows(rows: Sequence[Rows], units: int, collective: Collective, root: 
 
     Args:
         rows: the rows of each rank, int64 [n, 5].
-        units: the number of units of the plan.
         collective: what the rows should compute. An all_gather and a reduce_scatter have one unit per rank; an
             all_to_all has one unit per pair of ranks: unit s * P + r goes from rank s to rank r.
-        root: the root of a broadcast or a reduce.
-        name: the plan's name, for messages.
 
     Raises:
         PlanError: a row is malformed; units overlap within a round; a send has no receive of the same units; ranks

@@ -45,11 +45,6 @@ _ZERO = 0  # the sum of nothing
 def check_local_row(row: Sequence[int], rank: int, where: str) -> None:
     """Checks the peer of a local row, whose vector the row uses.
 
-    Args:
-        row: a row with an opcode in LOCAL_OPCODES.
-        rank: the rank of the row.
-        where: the place of the row, for messages.
-
     Raises:
         PlanError: a MERGE or TAKE names its own rank, or another row that is not a SCATTER_ADD names another rank.
     """
@@ -62,11 +57,6 @@ def check_local_row(row: Sequence[int], rank: int, where: str) -> None:
 
 def check_order(rows: Rows, rank: int, name: str) -> None:
     """Checks the order of rows, as the engine's decoder does.
-
-    Args:
-        rows: the rows of one rank.
-        rank: the rank.
-        name: the plan's name, for messages.
 
     Raises:
         PlanError: a round has both messages and local rows, or a row uses a vector that does not exist yet.
@@ -107,7 +97,6 @@ class Vectors:
         Args:
             state: the counts of contributors of the units, [rank, piece, contributor]; the rows change it.
             cuts: the units between which the pieces lie.
-            name: the plan's name, for messages.
         """
         self._state, self._cuts, self._name = state, cuts, name
         size, pieces = state.shape[:2]

@@ -22,9 +22,7 @@ class Change:
     """A change, and the step that it leads to.
 
     Args:
-        name: the change in words.
         row: the buckets of the step, the best of the bucketers; None if the change cannot be priced.
-        iteration_s: the time of the step, seconds.
         gain: the samples per second of the job divided by those without a change.
         why_not: the reason why it cannot be priced, or "".
     """
@@ -59,11 +57,7 @@ def on_a_cluster(
     """Prices changes of a job on a cluster, each by itself.
 
     Args:
-        tree: the cluster.
-        times: the computation of the step.
         bucketers: the bucketers of which each change takes the best.
-        algorithm: a schedule's name or "auto".
-        density: the density of `TopK`.
 
     Returns:
         The job without a change, then the changes.
@@ -116,10 +110,7 @@ def on_a_line(
     """Prices changes where the price of an allreduce is given, each by itself.
 
     Args:
-        price: the price of a bucket.
-        times: the computation of the step.
         bucketers: the bucketers of which each change takes the best.
-        ranks: the number of ranks.
 
     Returns:
         The job without a change, then the changes.
@@ -144,11 +135,7 @@ def on_a_line(
 
 
 def winner(changes: Sequence[Change]) -> Change:
-    """Finds the change that brings the most samples per second; the first of equals.
-
-    Args:
-        changes: the changes, of which the first is the job without one.
-    """
+    """Finds the change that brings the most samples per second; the first of equals."""
     return max(changes, key=lambda change: change.gain)
 
 
@@ -156,7 +143,6 @@ def faster(tree: Tree, factor: float) -> Tree:
     """Makes a cluster whose links between hosts, and between racks, are faster.
 
     Args:
-        tree: the cluster.
         factor: the rate of the new links divided by that of the old ones; latencies stay.
     """
 
@@ -208,10 +194,6 @@ def gathered_s(row: Row, gather: lane.Table) -> float:
 
     The gathers begin when all reductions have ended, with the buckets of the first layers; a layer's forward pass waits
     for its bucket. The forward pass is divided over the tensors as the backward pass is.
-
-    Args:
-        row: the reductions.
-        gather: the price of a gather.
 
     Returns:
         From the end of one forward pass to that of the next, seconds.

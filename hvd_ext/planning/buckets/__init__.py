@@ -55,9 +55,6 @@ class Bucketer(Protocol):
     def build(request: Request, /) -> BucketPlan:
         """Plans a request.
 
-        Args:
-            request: a request that the bucketer supports.
-
         Returns:
             The plan: one class per bucket, each tensor in one bucket, the buckets in the order in which their last
             tensor is ready (the request's ready order).
@@ -86,9 +83,6 @@ def names() -> tuple[str, ...]:
 def get(name: str) -> Bucketer:
     """Finds the module of a bucketer.
 
-    Args:
-        name: one of names().
-
     Raises:
         PlanError: there is no such bucketer.
     """
@@ -98,34 +92,18 @@ def get(name: str) -> Bucketer:
 
 
 def supports(bucketer: Bucketer, request: Request) -> str | None:
-    """Checks whether a bucketer can meet a request.
-
-    Args:
-        bucketer: the bucketer, from get().
-        request: the user's request.
-
-    Returns:
-        None if the bucketer can meet it, else the reason in words.
-    """
+    """Says why a bucketer cannot meet a request, in words; None if it can."""
     asked: Callable[[Request], str | None] | None = getattr(bucketer, "supports", None)
     return None if asked is None else asked(request)
 
 
 def choose(request: Request) -> str:
-    """Chooses the simplest bucketer that can meet a request, and returns its name.
-
-    Args:
-        request: the user's request.
-    """
+    """Chooses the simplest bucketer that can meet a request, and returns its name."""
     return next(name for name in SIMPLEST_FIRST if supports(get(name), request) is None)
 
 
 def plan(request: Request, bucketer: str = "auto") -> BucketPlan:
     """Divides the tensors of a request into buckets.
-
-    Args:
-        request: the user's request.
-        bucketer: one of names(), or "auto".
 
     Returns:
         The plan, the same on all ranks for the same request.

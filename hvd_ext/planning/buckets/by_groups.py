@@ -26,14 +26,7 @@ card = Card(
 
 
 def supports(request: Request) -> str | None:
-    """Checks whether this bucketer can meet a request.
-
-    Args:
-        request: the user's request.
-
-    Returns:
-        None if it can, else the reason in words.
-    """
+    """Says why this bucketer cannot meet a request, in words; None if it can."""
     return "it needs groups" if request.groups is None else None
 
 

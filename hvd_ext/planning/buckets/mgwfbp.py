@@ -33,13 +33,9 @@ FITTED = 64  # sizes to which the line is fitted, evenly spaced up to that of al
 
 
 def build(request: Request) -> BucketPlan:
-    """Plans a request. The paper knows one class of tensors; each class is merged as if it were alone in the lane.
+    """Buckets in the order in which their last tensor is ready.
 
-    Args:
-        request: a request that the bucketer supports.
-
-    Returns:
-        Buckets in the order in which their last tensor is ready.
+    The paper knows one class of tensors; each class is merged as if it were alone in the lane.
     """
     assert request.ready_s is not None
     assert request.price is not None
@@ -61,7 +57,6 @@ def fitted(price: Price, most_nbytes: int) -> Link:
     """Fits the line of Eq. 9 to a price, with least squares.
 
     Args:
-        price: the price of a bucket, of which the line has hold and tail.
         most_nbytes: the largest size; FITTED sizes up to this one have equal weight.
 
     Returns:
@@ -80,8 +75,6 @@ def merged_gradient_layers(ready_s: Sequence[float], nbytes: Sequence[int], line
     gradient of layer l - 1, the next place, is ready.
 
     Args:
-        ready_s: the times at which gradients are ready, ascending.
-        nbytes: their sizes.
         line: T_ar of Eq. 9, whose latency is the start-up.
 
     Returns:

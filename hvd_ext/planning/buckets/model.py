@@ -22,14 +22,7 @@ class Price(Protocol):
     """The price of a bucket in a lane (planning/cost/lane.py); a larger bucket is never cheaper."""
 
     def parts_s(self, nbytes: NDArray[np.float64], /) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The price of buckets.
-
-        Args:
-            nbytes: their sizes in memory.
-
-        Returns:
-            How long each holds the lane, and what it takes after that, seconds.
-        """
+        """How long each bucket of these sizes in memory holds the lane, and what it takes after that, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +64,6 @@ class Card:
     """The description of a bucketer for people.
 
     Args:
-        name: the name of the bucketer and of its module.
-        idea: one sentence.
         source: paper, section, equations; or a similar program.
     """
 
@@ -86,9 +77,7 @@ class Bucket:
     """Tensors of one dtype that are sent together.
 
     Args:
-        dtype: the dtype of all its tensors.
         tensors: indices into the request's tensors, in their order in the buffer.
-        nbytes: the size of the buffer.
     """
 
     dtype: str
@@ -107,7 +96,6 @@ def bucket_of(tensors: Sequence[Tensor], indices: Sequence[int]) -> Bucket:
     """Makes a bucket.
 
     Args:
-        tensors: all tensors.
         indices: the indices of the bucket's tensors, of one dtype, in their order in the buffer; at least one.
     """
     dtype = tensors[indices[0]].dtype
@@ -118,7 +106,6 @@ def in_order(buckets: Iterable[Bucket], order: Sequence[int]) -> BucketPlan:
     """Makes a plan of buckets that start in the order in which their last tensors are ready.
 
     Args:
-        buckets: the buckets.
         order: the indices of all tensors in ready order.
     """
     place = {index: number for number, index in enumerate(order)}
@@ -126,20 +113,12 @@ def in_order(buckets: Iterable[Bucket], order: Sequence[int]) -> BucketPlan:
 
 
 def without_groups(request: Request) -> str | None:
-    """Says that a bucketer takes no groups, where a request has them.
-
-    Args:
-        request: the user's request.
-    """
+    """Says that a bucketer takes no groups, where a request has them."""
     return None if request.groups is None else "it does not support groups"
 
 
 def with_prices(request: Request) -> str | None:
-    """Says what a bucketer lacks that decides by ready times and prices.
-
-    Args:
-        request: the user's request.
-    """
+    """Says what a bucketer lacks that decides by ready times and prices."""
     if request.ready_s is None or request.price is None:
         return "it needs the times at which tensors are ready, and the price of a bucket"
     return without_groups(request)

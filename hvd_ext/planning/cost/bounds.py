@@ -27,10 +27,6 @@ def allreduce_bound_s(tree: Tree, nbytes: float) -> float:
     The bound uses the rates of the tree: it counts framing as a loss if these are the rates of the wire, and does not
     if they are the rates of the payload.
 
-    Args:
-        tree: the cluster.
-        nbytes: the size of the buffer, n.
-
     Returns:
         The largest bound of the cuts at each depth of the tree, seconds; 0 for one rank.
     """
@@ -42,10 +38,6 @@ def ring_bound_s(tree: Tree, nbytes: float) -> float:
 
     Args:
         tree: the cluster; the ring follows the tree's order, and so enters and leaves each host once.
-        nbytes: the size of the buffer, n.
-
-    Returns:
-        2 (P - 1) / P * n * beta, seconds.
     """
     return 2 * (tree.size - 1) / tree.size * nbytes * slowest(tree).beta_s_per_byte
 
@@ -54,12 +46,7 @@ def bound_s(tree: Tree, nbytes: float, algorithm: str = "") -> float:
     """The bound with which an algorithm is compared.
 
     Args:
-        tree: the cluster.
-        nbytes: the size of the buffer.
         algorithm: the algorithm's name; "ring" has a bound of its own, all others have the bound of any allreduce.
-
-    Returns:
-        Seconds.
     """
     return (ring_bound_s if algorithm == "ring" else allreduce_bound_s)(tree, nbytes)
 
@@ -67,12 +54,8 @@ def bound_s(tree: Tree, nbytes: float, algorithm: str = "") -> float:
 def slowest(tree: Tree) -> Link:
     """The link that limits a ring over the whole tree (the min W of BlueConnect Eq. 6).
 
-    Args:
-        tree: the cluster.
-
-    Returns:
-        The largest alpha and the largest beta among the branches with more than one child; a zero link if there is
-        none.
+    It has the largest alpha and the largest beta among the branches with more than one child; without any it is a zero
+    link.
     """
     nodes = (node for level in tree.levels() for node in level)
     links = [node.slowest for node in nodes if len(node.children) > 1]

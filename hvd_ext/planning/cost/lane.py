@@ -72,14 +72,7 @@ class Table:
     total_s: _Floats
 
     def parts_s(self, nbytes: _Floats | Sequence[float]) -> tuple[_Floats, _Floats]:
-        """The price of buckets.
-
-        Args:
-            nbytes: the sizes.
-
-        Returns:
-            The hold and the tail of each, seconds; both are 0 for an empty bucket.
-        """
+        """The hold and the tail of buckets of these sizes, seconds; both are 0 for an empty bucket."""
         sizes = np.asarray(nbytes, dtype=np.float64)
         hold_s, total_s = (self._at(values, sizes) for values in (self.hold_s, self.total_s))
         return hold_s, np.maximum(total_s - hold_s, 0.0)
@@ -106,21 +99,12 @@ def table(points: Sequence[tuple[float, Parts]]) -> Table:
 
 
 def line(a_s: float, b_s_per_byte: float) -> Table:
-    """The price T = a + b M of MG-WFBP's Eq. 9: one message after the other, without a tail.
-
-    Args:
-        a_s: the start-up time of a message, seconds.
-        b_s_per_byte: the time per byte.
-    """
+    """The price T = a + b M of MG-WFBP's Eq. 9: one message after the other, without a tail."""
     return table([(nbytes, Parts(a_s + b_s_per_byte * nbytes, 0.0)) for nbytes in (0.0, 1.0)])
 
 
 def doubling(price: Callable[[int], Parts]) -> Table:
-    """Makes the table of the powers of two from LEAST_NBYTES to MOST_NBYTES.
-
-    Args:
-        price: the price of a bucket of a size.
-    """
+    """Makes the table of the powers of two from LEAST_NBYTES to MOST_NBYTES."""
     sizes = [1 << bits for bits in range(LEAST_NBYTES.bit_length() - 1, MOST_NBYTES.bit_length())]
     return table([(nbytes, price(nbytes)) for nbytes in sizes])
 
@@ -137,13 +121,8 @@ def parts_of(
     """The price of a bucket in a lane.
 
     Args:
-        plan: the bucket's plan.
-        tree: the cluster.
         nbytes: the bytes of the bucket as sent.
-        segment_nbytes: the grain of pipelining.
         load: the load of the plan; asked for in clusters of more than 16 ranks, whose plans are not played.
-        sparsity: the sparsity of the step, for sparse plans.
-        window: the number of segments in flight.
     """
     if not nbytes or tree.size == 1:
         return Parts(0.0, 0.0)
@@ -187,12 +166,9 @@ class InLane:
     """A bucket in a lane.
 
     Args:
-        plan: the bucket's plan.
         nbytes: the bytes of the bucket as sent.
-        segment_nbytes: the grain of pipelining.
         ready_s: the time at which its last tensor is ready, seconds.
         price: gives its price, which is asked for where the lane is not played.
-        sparsity: the sparsity of the step, for sparse plans.
         is_bucket: whether it is a bucket, and not something else that travels beside them.
     """
 
@@ -211,12 +187,7 @@ class InLane:
 
 
 def messages_of(buckets: Sequence[InLane], tree: Tree) -> float:
-    """Counts the messages that a play of a lane has; infinite in clusters of more than 16 ranks, which are not played.
-
-    Args:
-        buckets: the buckets.
-        tree: the cluster.
-    """
+    """Counts the messages that a play of a lane has; infinite in clusters of more than 16 ranks, which are not played."""
     if tree.size > MOST_SIMULATED:
         return float("inf")
     counts: dict[tuple[int, Sparsity], int] = {}  # by the id() of the plan, whose hash takes long
@@ -234,8 +205,6 @@ def times_in_lane(
 
     Args:
         buckets: the buckets in the order in which they start.
-        tree: the cluster.
-        window: the number of segments in flight.
         most_messages: the largest number of messages that are played; lanes with more, and clusters of more than 16
             ranks, have the times of the prices.
 
@@ -268,9 +237,6 @@ def in_turn(
     Args:
         buckets: the time at which each bucket is ready, in the order in which they start, and the bucket.
         loads: the same of what is no bucket, in any order.
-
-    Returns:
-        Both in the order in which they start.
     """
     found = list(buckets)
     for since, load in sorted(loads, key=lambda pair: pair[0]):
@@ -284,7 +250,6 @@ def recursion(ready_s: Sequence[float], parts: Sequence[Parts]) -> tuple[list[fl
 
     Args:
         ready_s: the time at which each bucket is ready, in the order in which they start.
-        parts: the price of each bucket.
 
     Returns:
         The times at which the buckets begin, and those at which they are delivered, seconds.

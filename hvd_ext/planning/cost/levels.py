@@ -54,12 +54,7 @@ def level_profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> 
     """Counts what a plan sends over each port of a cluster, level by level.
 
     Args:
-        plan: a plan for tree.size ranks, of any number.
         tree: the cluster; its gamma_s_per_byte prices the reductions, its message_s the messages.
-        sparsity: the sparsity of the step, for sparse plans.
-
-    Returns:
-        The load.
     """
     ports = Ports(tree)
     latency_s, levels_s_per_byte, messages_s = 0.0, 0.0, 0.0
@@ -103,16 +98,7 @@ def _longest_chain(level: Level) -> int:
 
 @lru_cache(maxsize=64)
 def traffic(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> tuple[Traffic, ...]:
-    """Adds up what a plan sends over each kind of link.
-
-    Args:
-        plan: a plan for tree.size ranks.
-        tree: the cluster.
-        sparsity: the sparsity of the step, for sparse plans.
-
-    Returns:
-        The traffic at each depth of the tree, from the root down.
-    """
+    """Adds up what a plan sends over each kind of link: the traffic at each depth of the tree, from the root down."""
     ports = Ports(tree)
     carried = np.zeros(2 * len(ports.depths))
     for level, vectors in zip(plan.levels, vectors_at(plan), strict=True):
@@ -132,15 +118,9 @@ def traffic(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> tuple[
 
 
 def bottleneck(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Traffic | None:
-    """Finds the kind of link whose busiest port is busy for longest.
+    """Finds the traffic over the kind of link whose busiest port is busy for longest; None if the plan sends nothing.
 
-    Args:
-        plan: a plan for tree.size ranks.
-        tree: the cluster.
-        sparsity: the sparsity of the step, for sparse plans.
-
-    Returns:
-        The traffic over this kind, or of equals over the one nearest to the root; None if the plan sends nothing.
+    Of equals it is the kind nearest to the root.
     """
     kinds = [found for found in traffic(plan, tree, sparsity) if found.total]
     return max(kinds, key=lambda found: found.busiest_s_per_byte, default=None)

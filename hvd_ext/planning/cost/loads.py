@@ -23,11 +23,7 @@ _Floats = NDArray[np.float64]
 
 
 class Ports:
-    """The ports of a cluster: one for each child of a branch, to that branch.
-
-    Args:
-        tree: the cluster.
-    """
+    """The ports of a cluster: one for each child of a branch, to that branch."""
 
     def __init__(self, tree: Tree) -> None:
         ways: dict[int, list[int]] = {}
@@ -57,8 +53,7 @@ class Ports:
         """Finds the ports that messages cross.
 
         Args:
-            senders: the sender of each message [n].
-            receivers: the receiver of each message [n].
+            senders, receivers: of each message [n].
 
         Returns:
             For each crossing, the number of the message and that of the directed port: 2 * port, plus 1 for the way
@@ -74,15 +69,11 @@ class Ports:
 
 
 def messages_s(tree: Tree, senders: _Ints, receivers: _Ints) -> _Floats:
-    """The time that each message takes a processor of its sender, and one of its receiver.
+    """The time that each message takes a processor of its sender, and one of its receiver, seconds [n].
 
     Args:
         tree: the cluster; with several hosts, only messages between them cost its message_s.
-        senders: the sender of each message [n].
-        receivers: the receiver of each message [n].
-
-    Returns:
-        float64 [n], seconds.
+        senders, receivers: of each message [n].
     """
     hosts = tree.hosts()
     if len(hosts) == 1 or not tree.message_s:
@@ -115,25 +106,14 @@ class Profile:
         """The price: the first segment goes through all rounds, the others follow at the rate of the busiest port.
 
         Args:
-            nbytes: the size of the buffer.
             segment_nbytes: the grain of pipelining; None for no pipelining, as in the papers' closed forms.
-
-        Returns:
-            Seconds.
         """
         first = nbytes if segment_nbytes is None else min(segment_nbytes, nbytes)
         paced_s = (nbytes - first) * self.pace_s_per_byte(first)
         return self.latency_s + first * self.rounds_s_per_byte + paced_s + nbytes * self.handover_s_per_byte
 
     def pace_s_per_byte(self, segment_nbytes: float) -> float:
-        """The pace of a long buffer: that of the busiest port, or of the rank with the most messages.
-
-        Args:
-            segment_nbytes: the grain of pipelining.
-
-        Returns:
-            Seconds per byte.
-        """
+        """The pace of a long buffer: that of the busiest port, or of the rank with the most messages."""
         return max(self.busiest_s_per_byte, self.messages_s / max(segment_nbytes, 1))
 
 
@@ -161,12 +141,7 @@ def profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profil
     It makes the rows of all ranks, and is meant for plans of at most a few hundred ranks.
 
     Args:
-        plan: a plan for tree.size ranks.
         tree: the cluster; its gamma_s_per_byte prices the reductions, its message_s the messages.
-        sparsity: the sparsity of the step, for sparse plans.
-
-    Returns:
-        The load.
     """
     sent, ports, rounds = _Messages(plan, tree.gamma_s_per_byte, sparsity), Ports(tree), rounds_of(plan)
     messages, crossed = ports.crossed(sent.senders, sent.receivers)

@@ -62,9 +62,6 @@ def simulate(
     Args:
         plan: a plan for tree.size ranks, a few dozen at most, because the rows of all ranks are made.
         tree: the cluster; its gamma_s_per_byte prices the reductions, its message_s the messages.
-        nbytes: the size of the buffer.
-        segment_nbytes: the grain of pipelining, as from grain.segment_nbytes().
-        window: the number of segments in flight.
         sparsity: the sparsity of the step, for sparse plans, which run as one segment.
     """
     tree = tree.at(nbytes)
@@ -92,13 +89,7 @@ def simulate(
 
 @lru_cache(maxsize=64)
 def program_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Program:
-    """Makes the program of a plan, which the events of `hvd_ext.simulation` play.
-
-    Args:
-        plan: a plan for tree.size ranks.
-        tree: the cluster.
-        sparsity: the sparsity of the step, for sparse plans.
-    """
+    """Makes the program of a plan, which the events of `hvd_ext.simulation` play."""
     ports = Ports(tree)
     tables = [rows_of(plan, rank) for rank in range(plan.size)]
     # The n-th send from one rank to another matches the n-th receive there.

@@ -21,11 +21,7 @@ _CLASSIFIED_AFTER = {"4a": "loss1", "4d": "loss2"}
 
 
 def layers(size: int = 224) -> list[Layer]:
-    """Lists the layers in the order of the forward pass.
-
-    Args:
-        size: the height and width of the pictures.
-    """
+    """Lists the layers in the order of the forward pass of pictures of size x size pixels."""
     net = Convolutions(size)
     net.conv("conv1", 64, 7, 2)
     net.pool()

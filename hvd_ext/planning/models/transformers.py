@@ -10,11 +10,7 @@ _VOCABULARY = 43_000
 
 
 def bert_base(tokens: int = 128) -> list[Layer]:
-    """Lists the layers of BERT-base with its pooler: 109.5 million parameters, 199 tensors.
-
-    Args:
-        tokens: the length of a sequence.
-    """
+    """Lists the layers of BERT-base with its pooler: 109.5 million parameters, 199 tensors."""
     width, inner = 768, 3072
     embeddings = (("word", 30522 * width), ("position", 512 * width), ("type", 2 * width))
     found = [Layer("embeddings", tuple((f"embeddings/{name}", n) for name, n in embeddings), 0.0)]
@@ -28,8 +24,7 @@ def bert_base(tokens: int = 128) -> list[Layer]:
 def transformer_base(tokens: int = 256) -> list[Layer]:
     """Lists the layers of a Transformer: 110 million parameters, as CommLib's (Section 5.3).
 
-    Args:
-        tokens: the length of a sentence; CommLib's have 256 words (Section 5.5.2).
+    Sentences have 256 words, as CommLib's (Section 5.5.2).
     """
     width, inner = 512, 2048
     found = [Layer("source", (("source/embedding", _VOCABULARY * width),), 0.0)]

@@ -20,13 +20,9 @@ On several hosts: in each host first, then between the hosts' first ranks.""",
 
 
 def build(tree: Tree) -> LogicalPlan:
-    """The plan, which follows the tree: a host's link carries the buffer once each way if it is a leaf of its level.
+    """A plan of one unit, which follows the tree: the first rank of each branch is its head.
 
-    Args:
-        tree: the cluster; the first rank of each branch is its head.
-
-    Returns:
-        A plan of one unit.
+    A host's link carries the buffer once each way if it is a leaf of its level.
     """
     up = []
     for depth, nodes in enumerate(tree.levels()):

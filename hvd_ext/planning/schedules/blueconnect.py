@@ -27,14 +27,7 @@ def _falls_back(stages: tuple[Stage, ...]) -> bool:
 
 
 def build(tree: Tree) -> LogicalPlan:
-    """The plan; Eq. 3 decides whether a stage is a ring or recursive.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan of P units; its note has the factorisation.
-    """
+    """A plan of P units, whose note has the factorisation; Eq. 3 decides whether a stage is a ring or recursive."""
     stages = stages_of(tree)
     if _falls_back(stages):
         note = "no factorisation follows the topology (its lowest level is uneven): falls back to one ring"

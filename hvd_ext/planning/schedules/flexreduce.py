@@ -31,14 +31,7 @@ MOST_UNITS = 1 << 20
 
 
 def build(tree: Tree) -> LogicalPlan:
-    """The plan: FlexReduce_plan() of the paper's Fig. 3, with the ranges in units.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan of reduces upwards and broadcasts downwards.
-    """
+    """FlexReduce_plan() of the paper's Fig. 3, with the ranges in units: reduces upwards and broadcasts downwards."""
     units = min(denominator(tree.root), MOST_UNITS)
     up = [level for _, level, _ in climb(tree, units) if level.calls]
     down = [reversed_level(level, level.name.replace("reduce", "broadcast")) for level in reversed(up)]
@@ -74,12 +67,9 @@ def climb(
 
 
 def denominator(root: Node) -> int:
-    """The number of units in which all shares below a branch are exact.
+    """The number of units in which all shares below a branch that reduces by itself are exact.
 
     It is the common denominator of the shares, one over the product of the degrees above a leaf.
-
-    Args:
-        root: the root of the cluster, or a branch that reduces by itself.
     """
     found = 1
     open_nodes = [(root, 1)]

@@ -22,14 +22,7 @@ P = 4:  1 -> 0, 3 -> 2     merge: keep k of 2 k     0 -> 2     the k elements
 
 
 def build(tree: Tree) -> LogicalPlan:
-    """The plan; ranks that are neighbours in the tree merge first.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan of one unit; for one rank it is the dense plan.
-    """
+    """A plan of one unit, in which neighbours in the tree merge first; for one rank it is the dense plan."""
     if tree.size == 1:
         return dense(tree)
     ranks, whole = tree.ranks, (Span(0, 1),)
@@ -45,26 +38,10 @@ def build(tree: Tree) -> LogicalPlan:
 
 
 def dense(tree: Tree, height: int = 0) -> LogicalPlan:
-    """The plan of a step in which nothing is selected.
-
-    Args:
-        tree: the cluster.
-        height: ignored, because every rank selects by itself.
-
-    Returns:
-        A plan in which every rank folds its whole buffer before FlexReduce.
-    """
+    """The plan of a step in which nothing is selected: every rank folds its whole buffer before FlexReduce."""
     return sparse_stages.dense_plan("gtopk", tree, 0)
 
 
 def variants(tree: Tree, height: int = 0) -> tuple[LogicalPlan, ...]:
-    """The plans from which the planner takes the cheapest.
-
-    Args:
-        tree: the cluster.
-        height: ignored, because every rank selects by itself.
-
-    Returns:
-        The plan of build().
-    """
+    """The plan of build(); every rank selects by itself, whatever the height."""
     return (build(tree),)

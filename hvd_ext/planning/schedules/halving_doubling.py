@@ -21,13 +21,9 @@ P = 4, chunks a b c d:  round 1, distance 2: 0 sends c d to 2, 1 sends d a to 3,
 
 
 def build(tree: Tree) -> LogicalPlan:
-    """The plan. The ranks of a host are far from each other in the circle, because the large messages go far.
+    """A plan of P units.
 
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan of P units.
+    The ranks of a host are far from each other in the circle, because the large messages go far.
     """
     order = order_of(tree)
     spans = tuple(Span(place, 1) for place in range(tree.size))

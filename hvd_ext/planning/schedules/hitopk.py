@@ -28,16 +28,12 @@ P = 2 + 3 ranks, n = 6 elements; shards are 3 + 3 and 2 + 2 + 2:
 
 
 def build(tree: Tree, *, gather: str = "dense", height: int = sparse_stages.HOSTS) -> LogicalPlan:
-    """The plan: the four steps of Algorithm 2.
+    """The four steps of Algorithm 2; for a single party the dense plan, because a selection would save nothing.
 
     Args:
-        tree: the cluster.
         gather: the last step: "dense" gathers whole shards back through the levels, and "sparse" sends the non-zero
             elements of each rank's shard to all other ranks of its party.
         height: the height of the parties: 1 for hosts, 2 for racks of hosts.
-
-    Returns:
-        The plan; for a single party it is the dense plan, because a selection would save nothing.
     """
     members = sparse_stages.parties(tree, height)
     if len(members) == 1:
@@ -65,25 +61,14 @@ def _span(begin: int, end: int) -> Span:
 
 
 def dense(tree: Tree, height: int = sparse_stages.HOSTS) -> LogicalPlan:
-    """The plan of a step in which nothing is selected: FlexReduce, with folds when a party has been reduced.
-
-    Args:
-        tree: the cluster.
-        height: as for build().
-    """
+    """The plan of a step in which nothing is selected: FlexReduce, with folds when a party has been reduced."""
     return sparse_stages.dense_plan("hitopk", tree, height)
 
 
 def variants(tree: Tree, height: int = sparse_stages.HOSTS) -> tuple[LogicalPlan, ...]:
-    """The plans from which the planner takes the cheapest: how the last step gathers.
+    """The plans from which the planner takes the cheapest: that of build(), and one that gathers non-zero elements.
 
-    Args:
-        tree: the cluster.
-        height: as for build().
-
-    Returns:
-        The plan of build(); and, if the parties are several hosts with several ranks, the plan that gathers non-zero
-        elements.
+    The second one needs several parties that are hosts, and a host with several ranks.
     """
     plan, members = build(tree, height=height), sparse_stages.parties(tree, height)
     several = len(members) > 1 and any(len(party.ranks) > 1 for party in members)

@@ -23,14 +23,7 @@ P = 3:  0: select k     0 -> 1, 2     each rank adds up the
 
 
 def build(tree: Tree) -> LogicalPlan:
-    """The plan.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan of one unit; for one rank it is the dense plan.
-    """
+    """A plan of one unit; for one rank it is the dense plan."""
     if tree.size == 1:
         return dense(tree)
     members = sparse_stages.parties(tree, 0)
@@ -40,26 +33,10 @@ def build(tree: Tree) -> LogicalPlan:
 
 
 def dense(tree: Tree, height: int = 0) -> LogicalPlan:
-    """The plan of a step in which nothing is selected.
-
-    Args:
-        tree: the cluster.
-        height: ignored, because every rank selects by itself.
-
-    Returns:
-        A plan in which every rank folds its whole buffer before FlexReduce.
-    """
+    """The plan of a step in which nothing is selected: every rank folds its whole buffer before FlexReduce."""
     return sparse_stages.dense_plan("naive_allgather", tree, 0)
 
 
 def variants(tree: Tree, height: int = 0) -> tuple[LogicalPlan, ...]:
-    """The plans from which the planner takes the cheapest.
-
-    Args:
-        tree: the cluster.
-        height: ignored, because every rank selects by itself.
-
-    Returns:
-        The plan of build().
-    """
+    """The plan of build(); every rank selects by itself, whatever the height."""
     return (build(tree),)

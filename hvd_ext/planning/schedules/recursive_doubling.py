@@ -35,14 +35,7 @@ def rounds_of(tree: Tree) -> tuple[_Pairs, list[_Pairs]]:
 
 
 def build(tree: Tree) -> LogicalPlan:
-    """The plan. Partners compute a + b and b + a, which have equal bits.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan of one unit.
-    """
+    """A plan of one unit. Partners compute a + b and b + a, which have equal bits."""
     folded, rounds = rounds_of(tree)
     fold = Level(tuple(Call("reduce", pair, _WHOLE, pair[1]) for pair in folded), "fold the extra ranks in")
     levels = [

@@ -23,13 +23,9 @@ P = 4, chunks a b c d:          reduce-scatter, 3 rounds        all-gather, 3 ro
 
 
 def build(tree: Tree) -> LogicalPlan:
-    """The plan: reduce-scatter and all-gather over all ranks.
+    """A plan of P units: reduce-scatter and all-gather over all ranks, with 4 (P - 1) rows for each.
 
-    Args:
-        tree: the cluster; the ring follows the tree's order, so that it enters and leaves each host once.
-
-    Returns:
-        A plan of P units, with 4 (P - 1) rows for each rank.
+    The ring follows the tree's order, so that it enters and leaves each host once.
     """
     spans = tuple(Span(i, 1) for i in range(tree.size))
     scatter = Level((Call("reduce_scatter", tree.ranks, spans),), "reduce-scatter over all ranks")

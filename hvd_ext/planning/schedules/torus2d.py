@@ -23,14 +23,7 @@ P = 4 on 2 hosts, chunks a b:
 
 
 def supports(tree: Tree) -> str | None:
-    """Checks whether the schedule can run on a cluster.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        None if the cluster is even in all dimensions, else the reason in words.
-    """
+    """Says why the schedule cannot run on a cluster, in words; None if the cluster is even in all dimensions."""
     stages = stages_of(tree)
     if any(not stage.follows for stage in stages):
         return "a torus is even: every host has as many ranks as the others"
@@ -40,14 +33,7 @@ def supports(tree: Tree) -> str | None:
 
 
 def build(tree: Tree) -> LogicalPlan:
-    """The plan.
-
-    Args:
-        tree: an even cluster.
-
-    Returns:
-        A plan of P units; its note has the dimensions.
-    """
+    """A plan of P units, whose note has the dimensions."""
     stages = stages_of(tree)
     note = " x ".join(str(stage.degree) for stage in reversed(stages)) + " torus"
     return staged_plan("torus2d", tree, stages, ["ring"] * len(stages), note)

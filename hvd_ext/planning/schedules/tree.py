@@ -54,14 +54,7 @@ def hosts_of(tree: Tree) -> tuple[tuple[int, ...], ...]:
 
 
 def build(tree: Tree) -> LogicalPlan:
-    """The plan, through which the executor pipelines segments.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan of two units, one for each tree.
-    """
+    """A plan of two units, one for each tree; the executor pipelines segments through it."""
     hosts = hosts_of(tree)
     halves = ((Span(0, 1),), (Span(1, 1),))
     # The second tree is the first, shifted by one place, so that the inner nodes of the first are its leaves.

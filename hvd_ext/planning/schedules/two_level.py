@@ -21,14 +21,7 @@ P = 4 on 2 hosts, masters 0 and 2:
 
 
 def build(tree: Tree) -> LogicalPlan:
-    """The plan; the master of a host is its first rank in tree order.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan with one unit per host.
-    """
+    """A plan with one unit per host; the master of a host is its first rank in tree order."""
     hosts = tree.hosts()
     units = len(hosts)
     masters = tuple(host[0] for host in hosts)
