@@ -36,11 +36,8 @@ class Request:
         hows: how to call: "graph", "engine", "eager". Horovod knows the first and the last; MPI and the yardsticks are
             always called with NumPy buffers, which is named "engine".
         ranks: numbers of ranks on this host, one job of each after the other; empty where a launcher says it.
-        repetitions: the most samples of a row.
         seconds_per_row: long calls have fewer samples, at least 3, so that a row takes about so long.
-        check: compare every result with the right one.
         rate: bytes per second on the wire of each host, for the bound; None to take the topology's.
-        timeout_s: longest time without an answer of a job.
 
     Raises:
         InvalidError: a value breaks its rule.
@@ -102,8 +99,6 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
     """Measure what was asked for.
 
     Args:
-        request: what to measure.
-        launcher: how to start the jobs.
         tell: takes what runs now, and the number of sizes that have just become ready.
 
     Returns:

@@ -36,10 +36,6 @@ class Passes:
     def __init__(self, comm: Any, buffer: NDArray[np.float32]) -> None:
         """Share the buffers; all ranks call this.
 
-        Args:
-            comm: of mpi4py, with the ranks of one host.
-            buffer: this rank's input, which is copied.
-
         Raises:
             HvdExtError: this rank may not open the memory of another one.
         """

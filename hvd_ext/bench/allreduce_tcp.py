@@ -101,8 +101,6 @@ def connect(comm: Any, host: str, addresses: Sequence[str]) -> tuple[Ring | None
     """Connect the first ranks of all hosts to a ring, each one to that of the next host; all ranks call this.
 
     Args:
-        comm: of mpi4py, with all ranks.
-        host: the name of this rank's host.
         addresses: under which other hosts may reach this one, the best first; see `addresses_of`.
 
     Returns:

@@ -30,10 +30,6 @@ class Buffers:
     def contestants(self, elements: int, algorithms: Sequence[str]) -> list[Contestant]:
         """Prepare the contestants for buffers of a length.
 
-        Args:
-            elements: the length.
-            algorithms: names of allreduce algorithms, "auto", "mpi", "tcp", "memory".
-
         Returns:
             A no-op first if one of the ways is "graph"; then for each algorithm one contestant per way.
         """

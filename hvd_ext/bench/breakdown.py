@@ -37,14 +37,8 @@ class Request:
     """What to measure.
 
     Attributes:
-        schemes: keys of `SCHEMES`.
-        pixels: sides of the pictures.
-        batch: pictures of a rank's step.
         width: channels of the network's first convolution.
-        repetitions: samples of each variant.
-        steps: of a sample.
         ranks: on this host; of no account with a launcher of the user's.
-        timeout_s: longest time without a new row.
     """
 
     schemes: tuple[str, ...] = tuple(SCHEMES)
@@ -75,12 +69,7 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> list[dict[str, 
     """Measure what was asked for, in one job.
 
     Args:
-        request: what to measure.
-        launcher: how to start the job.
         tell: takes what runs now, and how many rows are just done.
-
-    Returns:
-        The rows.
 
     Raises:
         JobError: the job failed, or told nothing for too long.
@@ -129,10 +118,6 @@ def doubts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw the parts as bars on each other, a panel for each size, as CommLib's Fig. 1.
-
-    Args:
-        rows: of one result of bench breakdown.
-        path: of the PNG file.
 
     Raises:
         InvalidError: there are no rows, or no matplotlib.

@@ -43,12 +43,8 @@ class Task:
 
     Attributes:
         folder: where rank 0 writes the events.
-        schemes: keys of `SCHEMES`.
         pixels: sides of the pictures that the network sees; each is measured on its own.
-        batch: pictures of a rank's step.
         width: of the network: channels of its first convolution.
-        repetitions: samples of each variant, in turns.
-        steps: of a sample.
     """
 
     folder: str
@@ -90,9 +86,6 @@ class Variant:
 def variants(scheme: str) -> dict[str, Variant]:
     """List what is trained for a scheme: the whole, and without each part; equal ones of two schemes are trained once.
 
-    Args:
-        scheme: a key of `SCHEMES`.
-
     Returns:
         By "whole" or the part that is left out; "compute" has nothing else.
     """
@@ -115,9 +108,6 @@ def variants(scheme: str) -> dict[str, Variant]:
 def parts_of(seconds: dict[str, float]) -> dict[str, float]:
     """Give the seconds of each part of a step.
 
-    Args:
-        seconds: of a step, by the keys of `variants`.
-
     Returns:
         By part. Each is what the step saves without it: time that is hidden behind other parts is in none of them.
         Without communication there is no selection either, which is taken off there.
@@ -134,13 +124,7 @@ def parts_of(seconds: dict[str, float]) -> dict[str, float]:
 
 
 class Trainings:
-    """The models of one size of pictures; all ranks make and use them alike.
-
-    Args:
-        task: of the job.
-        pixels: the side of the pictures that the network sees.
-        paths: of JPEG files.
-    """
+    """The models of one size of pictures, in pixels of a side; all ranks make and use them alike."""
 
     def __init__(self, task: Task, pixels: int, paths: list[str]) -> None:
         self._task, self._pixels, self._paths = task, pixels, paths
@@ -265,7 +249,6 @@ def measured(task: Task, folder: Path) -> Iterator[dict[str, Any]]:
     """Measure; all ranks do so in step.
 
     Args:
-        task: of the job.
         folder: where this host's pictures are written.
 
     Yields:

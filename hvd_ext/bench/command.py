@@ -119,13 +119,6 @@ class Record:
     ) -> None:
         """Check the values of --json, --append and --plot, read what is kept, and describe the run.
 
-        Args:
-            benchmark: what the file is of.
-            launcher: how the jobs are started, in words.
-            json_file: for all samples, if any.
-            append: whether the rows of the file are kept.
-            plot_file: for the plot, if any.
-
         Raises:
             typer.BadParameter: a file cannot be written there, or matplotlib is missing.
             InvalidError: the file whose rows are kept is of something else.
@@ -169,9 +162,6 @@ class Record:
 @contextmanager
 def progress(total: int) -> Iterator[Tell]:
     """Show a bar on stderr if that is a terminal.
-
-    Args:
-        total: how many parts become ready.
 
     Returns:
         A function that takes what runs now, and how many parts have just become ready.

@@ -83,7 +83,6 @@ def choose(option: str | None, environ: Mapping[str, str]) -> Launcher:
 
     Args:
         option: the user's command line; None for that of the environment's `HVD_EXT_LAUNCHER`.
-        environ: of this process.
 
     Raises:
         InvalidError: the line cannot be read, or this process is a rank of a job and does not know how to start
@@ -105,8 +104,6 @@ class Worker:
         """Take a job that has just been started; it ends when the caller leaves its `with` block.
 
         Args:
-            name: for messages and the progress.
-            job: the job.
             folder: where turns and events are written.
             timeout_s: longest time without an answer or another sign of life.
         """
@@ -227,10 +224,7 @@ def events_of(job: Job, follower: Follower, timeout_s: float, what: str) -> Iter
     """Yield the events of a job until it has ended well.
 
     Args:
-        job: writes the events.
-        follower: of their file.
         timeout_s: longest time without a new event.
-        what: runs, for the message.
 
     Raises:
         JobError: the job failed, or told nothing for too long.
@@ -267,10 +261,8 @@ def compare(
     Args:
         request: has `ranks`, the numbers of ranks on this host (empty where the launcher says it), `rate`, see
             `Cluster`, and `timeout_s`, the longest time without an answer of a job.
-        launcher: how to start the jobs.
         jobs: by name, the module and the arguments of a rank, for a folder of turns and events.
         measured: gives the jobs their turns; returns rows and notes.
-        tell: takes what runs now.
 
     Returns:
         The rows, the notes without repetitions, and the YAML text of the topology (empty without one).
@@ -308,13 +300,8 @@ def caveats(cluster: Cluster, turns: Turns, refused: Mapping[str, str], untold: 
     """Say what a reader of the rows must know.
 
     Args:
-        cluster: where the ranks are.
-        turns: of the jobs, which have joined.
         refused: by the name of a contestant that does not apply to the cluster, the reason.
         untold: what follows where several hosts have no topology.
-
-    Returns:
-        One line for each.
     """
     notes = [f"{name} does not apply to {cluster.tree.describe()}: {why}" for name, why in refused.items()]
     if len(cluster.ranks_per_host) > 1 and not cluster.given:
@@ -327,30 +314,13 @@ def caveats(cluster: Cluster, turns: Turns, refused: Mapping[str, str], untold: 
 
 
 def wanted(request: Any, sample_s: float) -> int:
-    """Give the number of samples of a row.
-
-    Args:
-        request: has the most samples (`repetitions`) and the seconds of a row (`seconds_per_row`).
-        sample_s: how long a sample takes.
-
-    Returns:
-        As many as fit, at least 3, and at most what was asked for.
-    """
+    """Give the number of samples of a row: as many as fit into its seconds, at least 3, and at most the repetitions."""
     fit = int(request.seconds_per_row / max(sample_s, 1e-6))
     return min(request.repetitions, max(LEAST_REPETITIONS, fit))
 
 
 def samples_of(request: Any, turns: Turns, opened: Sequence[Sequence[dict[str, Any]]]) -> Samples:
-    """Let the jobs take turns; in each repetition every contestant is measured once, in another order.
-
-    Args:
-        request: see `wanted`.
-        turns: of the jobs.
-        opened: the facts of the contestants of each job, as it has told them.
-
-    Returns:
-        The samples.
-    """
+    """Let the jobs take turns; in each repetition every contestant is measured once, in another order."""
     left = {
         (job, index): wanted(request, facts["sample_seconds"])
         for job, contestants in enumerate(opened)

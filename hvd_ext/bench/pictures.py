@@ -19,13 +19,7 @@ def write_pictures(folder: Path, count: int, height: int = HEIGHT, width: int = 
     """Draw pictures, spots of colour with noise, and write them as JPEG files; files that are there are kept.
 
     Args:
-        folder: made if it is not there.
         count: how many; the same ones in every call. Behind the first `POOL` they come again, in files of their own.
-        height: pixels.
-        width: pixels.
-
-    Returns:
-        The paths in order.
     """
     import tensorflow as tf
 

@@ -46,7 +46,6 @@ def selected(present: Sequence[str], only: Sequence[str], most: int = LINES) -> 
     Args:
         present: those that there are, the most important first.
         only: those that the user wants; empty for the first ones.
-        most: how many there may be.
 
     Raises:
         InvalidError: one of `only` is not there, or there are too many.
@@ -74,8 +73,6 @@ def draw_allreduce(
     """Draw rows of bench allreduce.
 
     Args:
-        rows: of one result or of several.
-        path: of the file.
         kind: "sizes": time over bytes, a panel for each cluster, the bound dashed; "clusters": bars of the time over
             the bound by cluster, a panel for each size; "auto": the first if a cluster has several sizes.
         how: which of our calls: "graph", "engine", "eager"; "auto": of each cluster the first of these that is there.
@@ -172,7 +169,6 @@ def draw_training(rows: Sequence[Mapping[str, Any]], path: Path, only: Sequence[
 
     Args:
         rows: of one result of bench training or of several; of rows measured again, the last counts.
-        path: of the file.
         only: at most five contestants; empty: the first five, as `STYLES` has them.
 
     Raises:

@@ -73,7 +73,6 @@ def begin_run(launcher: str, environ: Mapping[str, str] | None = None) -> dict[s
     """Describe a run before it begins: date, command, launcher, machine with its load, versions, variables.
 
     Args:
-        launcher: how the jobs are started, in words.
         environ: of the jobs; None for that of every job. Variables that change what is measured are kept.
     """
     environ = job_environment() if environ is None else environ
@@ -110,10 +109,6 @@ def rows_of(paths: Iterable[Path], benchmark: str = ALLREDUCE) -> list[dict[str,
 
 def load(path: Path, benchmark: str = ALLREDUCE) -> dict[str, Any]:
     """Read a file.
-
-    Args:
-        path: of the file.
-        benchmark: what the file must be of.
 
     Raises:
         InvalidError: it cannot be read, or is no result of this benchmark.
@@ -162,10 +157,6 @@ def places(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[dict
 
 def ratios(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Compare a row with what was expected and with the other rows of its group.
-
-    Args:
-        row: one of `rows`.
-        rows: a group of `places`.
 
     Returns:
         bound: median over the bound. predicted: the planner's price over the median. mpi, horovod: our median over

@@ -89,8 +89,6 @@ def fault_of(result: Any, elements: int, right: Callable[[int], NDArray[np.float
     """Compare a result with the right one, bit by bit.
 
     Args:
-        result: what a contestant returned.
-        elements: how many it must have.
         right: gives the first elements of the right result, which repeats itself every `PERIOD` elements.
 
     Returns:
@@ -117,7 +115,6 @@ class Task:
     Attributes:
         folder: where rank 0 follows the turns and writes the events.
         hows: how to call, of "graph", "engine", "eager".
-        check: compare every result with the right one.
     """
 
     folder: str
@@ -221,10 +218,6 @@ class Sampler:
 
         Args:
             contestants: in the same order on all ranks.
-            elements: length of the buffer.
-            ranks: all ranks.
-            check: compare every result with the right one.
-            tell: called after each contestant.
         """
         self._contestants, self._elements, self._ranks, self._check = contestants, elements, ranks, check
         self._calls = [1] * len(contestants)
@@ -264,7 +257,6 @@ class Sampler:
         """Take one sample.
 
         Args:
-            index: of the contestant.
             warm: call a short one once before.
 
         Returns:
@@ -314,11 +306,8 @@ def answer_turns(folder: Path, ranks: Ranks, answer: Answer, topology: str = "")
     """Answer the parent's turns until it says "end"; MPI must have been started. A failure ends the whole job.
 
     Args:
-        folder: of the turns and the events.
-        ranks: all ranks, which answer alike.
         answer: takes a turn and gives the kind and the values of the event that answers it; it is called for "end" too,
             which is not answered.
-        topology: YAML text of the topology; empty without one.
     """
     try:
         hosts = ranks.gather(platform.node())
@@ -358,10 +347,6 @@ def serve(
 
     Args:
         make: gives the contestants for a number of elements and the names of algorithms.
-        task: what is known at the start.
-        release: gives back what `make` opened.
-        topology: YAML text of the topology; empty without one.
-        kind: of the sampler.
     """
     ranks, folder = Ranks(), Path(task.folder)
     samplers: list[Sampler] = []

@@ -75,12 +75,7 @@ def drawn(
     """Draw a table.
 
     Args:
-        title: above it.
-        caption: below it, if any.
-        headings: of the columns.
         lines: for each row its section, its cells and whether it is red; a line separates two sections.
-        left: headings of the columns that are aligned to the left.
-        wrap: whether long headings and cells may take several lines.
     """
     table = Table(title=title, caption=caption)
     for heading in headings:
@@ -155,9 +150,6 @@ def faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def losses(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Say where we are slower.
-
-    Args:
-        rows: of bench allreduce.
 
     Returns:
         A line for each opponent: in how many rows it is faster, and where by most. MPI is compared with calls of the

@@ -46,12 +46,10 @@ class Request:
         algorithms: names of allreduce algorithms, "auto", and those of `PEERS`; nothing else is measured.
         model: "mlp", "cnn", "small-160", "small-1000" or "deep-60".
         width: units of a hidden dense layer; 0 for the model's own.
-        batch: digits of a rank's batch.
         steps: timed steps of each contestant.
         repetitions: turns among which the steps are divided.
         ranks: numbers of ranks on this host, one comparison of each after the other; empty where a launcher says it.
         rate: bytes per second on the wire of each host, for the bound; None to take the topology's.
-        timeout_s: longest time without an answer of a job.
         options: keywords of our `DistributedOptimizer` as texts, such as compression=bf16; Horovod's gets none.
         buckets: values of the option `buckets`; each of our algorithms is measured with each of them. Empty: only with
             that of the options.
@@ -127,8 +125,6 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
     """Measure what was asked for.
 
     Args:
-        request: what to measure.
-        launcher: how to start the jobs.
         tell: takes what runs now, and the number of repetitions that are just done.
 
     Returns:
@@ -195,7 +191,6 @@ def check_alike(names: Sequence[str], opened: Sequence[dict[str, Any]]) -> None:
     """Check that all jobs train the same model from the same weights.
 
     Args:
-        names: of the jobs.
         opened: what they told: bytes of the gradients, the digest of the first weights, the first losses by rank.
 
     Raises:

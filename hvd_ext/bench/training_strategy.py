@@ -55,14 +55,7 @@ class StrategyLearner:
     """A model of tf_keras under a strategy, with the face of `training_model.Learner`."""
 
     def __init__(self, task: Task, data: Any, weights: list[NDArray[np.float32]], strategy: Any) -> None:
-        """Build the model.
-
-        Args:
-            task: has the model and its width.
-            data: from `training_model.batches`.
-            weights: the first ones.
-            strategy: from `strategy_of`.
-        """
+        """Build the model, with these first weights."""
         import tensorflow as tf
         import tf_keras
 

@@ -36,9 +36,6 @@ class Task:
 
     Attributes:
         folder: where rank 0 follows the turns and writes the events.
-        model: "mlp", "cnn", "small-160", "small-1000" or "deep-60".
-        width: units of a hidden dense layer.
-        batch: digits of a rank's batch.
         environment: variables that are set before MPI starts.
         options: keywords of our optimizer, as texts.
     """
@@ -117,7 +114,6 @@ class Contest:
         """Take the first steps of a contestant, and keep the fastest of its ways.
 
         Args:
-            algorithm: the contestant's name.
             ways: models by the name of the way; the first step of each is checked.
             chosen: tells after the first step which algorithm runs.
         """
@@ -209,7 +205,6 @@ def serve(
     """Train as the parent says; see `sampling.answer_turns`.
 
     Args:
-        task: what is known at the start.
         make: gives the ways of a contestant by its name; "compute" is the plain model, in one way.
         chosen: tells after the first step which algorithm runs.
         laid_out: tells after the last step which algorithm runs, and which buckets there are.

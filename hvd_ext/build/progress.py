@@ -17,10 +17,6 @@ LINE_WIDTH = 100
 def step(title: str, console: Console) -> Iterator[Callable[[str], None]]:
     """Show the progress of a step that prints many lines, which matter only if it fails.
 
-    Args:
-        title: the step, in a few words.
-        console: the console to show it on.
-
     Yields:
         A function to call with each line.
     """

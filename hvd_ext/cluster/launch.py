@@ -50,9 +50,6 @@ class Stopped(KeyboardInterrupt):
 def resolve(command: Sequence[str]) -> list[str]:
     """Replace a command's program by its absolute path.
 
-    Args:
-        command: the program (a name on PATH, or a path) and its arguments.
-
     Returns:
         The command with an absolute path. `python` is the one in this interpreter's folder, if there is one.
 
@@ -69,9 +66,6 @@ def resolve(command: Sequence[str]) -> list[str]:
 
 def find_mpirun() -> str:
     """Find Open MPI's mpirun.
-
-    Returns:
-        Its path.
 
     Raises:
         JobError: there is no mpirun, or it belongs to another MPI.
@@ -91,14 +85,7 @@ def find_mpirun() -> str:
 
 
 def mpirun(state: State, command: Sequence[str]) -> list[str]:
-    """Return the command that starts a program on all ranks.
-
-    Args:
-        state: the state of the rehearsal.
-        command: the command that each rank runs, with an absolute path.
-
-    Returns:
-        The command; it first enters the switch from wherever the caller is.
+    """Return the command that starts a program on all ranks; it first enters the switch from wherever the caller is.
 
     Raises:
         JobError: there is no mpirun of Open MPI.
@@ -158,13 +145,7 @@ def run(
     """Run a job to its end; an exception, a signal or the time limit ends it, first with SIGTERM, then with SIGKILL.
 
     Args:
-        words: the command, from `mpirun`.
-        variables: from `environment`.
         output: the file for stdout and stderr; None for this process's own.
-        timeout_s: the time limit; None for none.
-
-    Returns:
-        mpirun's exit status.
 
     Raises:
         JobError: the job cannot be started or does not end in time, or mpirun still waits after all ranks have ended.
@@ -258,14 +239,7 @@ def heeding_signals() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Start a job, as the module's docstring describes.
-
-    Args:
-        arguments: the state file, "--", and the command.
-
-    Returns:
-        The exit status.
-    """
+    """Start a job, as the module's docstring describes, and return its exit status."""
     try:
         if len(arguments) < 2 or arguments[1] != "--":
             raise InvalidError("launch: must be called as python -m hvd_ext.cluster.launch STATE_FILE -- COMMAND")

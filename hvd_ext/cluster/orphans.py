@@ -23,9 +23,6 @@ _RANK = b"\0OMPI_COMM_WORLD_RANK="
 def members(mark: str) -> dict[int, bool]:
     """List the living processes of a job.
 
-    Args:
-        mark: the job's value of `MARK`.
-
     Returns:
         For each process number, whether the process is a rank or was started by one.
     """
@@ -41,22 +38,14 @@ def members(mark: str) -> dict[int, bool]:
 
 
 def end(mark: str) -> None:
-    """End every process of a job at once.
-
-    Args:
-        mark: the job's value of `MARK`.
-    """
+    """End every process of a job at once."""
     for number in members(mark):
         with contextlib.suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
 
 
 def lives(number: int) -> bool:
-    """Return whether a process exists and is not a zombie.
-
-    Args:
-        number: the process number.
-    """
+    """Return whether a process exists and is not a zombie."""
     try:
         stat = Path(f"/proc/{number}/stat").read_text()
     except OSError:
@@ -65,11 +54,7 @@ def lives(number: int) -> bool:
 
 
 class Watch:
-    """Watches whether a job still has ranks.
-
-    Args:
-        mark: the job's value of `MARK`.
-    """
+    """Watches whether a job still has ranks."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark

@@ -43,9 +43,6 @@ def rate_bits(rate: str) -> float:
     Args:
         rate: the rate in tc's notation: "100mbit", "1.5gbit", "500Kbit".
 
-    Returns:
-        Bits per second.
-
     Raises:
         InvalidError: the text is not a rate.
     """
@@ -77,9 +74,6 @@ def size_nbytes(size: str) -> int:
     Args:
         size: the size in tc's notation: "16kb" (16,384 bytes), "1mb".
 
-    Returns:
-        Bytes.
-
     Raises:
         InvalidError: the text is not a size.
     """
@@ -91,10 +85,6 @@ def size_nbytes(size: str) -> int:
 
 def suitable_burst(rate: str, mtu: int = MTU) -> str:
     """Return the burst that suits a rate.
-
-    Args:
-        rate: the rate in tc's notation.
-        mtu: the size of an IP packet in bytes.
 
     Returns:
         What the rate carries in 1 ms, rounded up to a power of two, but at least 16kb or one frame, and at most 1mb; in
@@ -188,12 +178,7 @@ def counts(name: str, text: str, example: str = "4,4") -> tuple[int, ...]:
     """Read a list of numbers.
 
     Args:
-        name: the option's name, for messages.
-        text: a list such as "4,4,3".
         example: a correct list, for messages.
-
-    Returns:
-        The numbers.
 
     Raises:
         InvalidError: the text is not a list of numbers.
@@ -204,14 +189,10 @@ def counts(name: str, text: str, example: str = "4,4") -> tuple[int, ...]:
 
 
 def rack_sizes(text: str, hosts: int) -> tuple[int, ...]:
-    """Read how hosts are divided into racks.
+    """Read how many hosts each rack has.
 
     Args:
         text: a number of racks of equal size, such as "2", or the number of hosts in each rack, such as "2,1".
-        hosts: the number of hosts.
-
-    Returns:
-        The number of hosts in each rack.
 
     Raises:
         InvalidError: the text is neither, or the number of racks does not divide the number of hosts.
@@ -227,13 +208,7 @@ def rack_sizes(text: str, hosts: int) -> tuple[int, ...]:
 
 
 def parameters(texts: Sequence[str]) -> dict[str, str]:
-    """Read parameters of Open MPI.
-
-    Args:
-        texts: texts of the form "name=value".
-
-    Returns:
-        The values by name.
+    """Read parameters of Open MPI from texts of the form "name=value".
 
     Raises:
         InvalidError: a text has no name or no value.
@@ -245,14 +220,7 @@ def parameters(texts: Sequence[str]) -> dict[str, str]:
 
 
 def describe(spec: Spec) -> list[str]:
-    """Describe a cluster in words.
-
-    Args:
-        spec: the cluster.
-
-    Returns:
-        Lines of text.
-    """
+    """Describe a cluster in words."""
     hosts = [
         f"{name}: {r.start}" + f"-{r.stop - 1}" * (len(r) > 1) for name, r in zip(spec.names, spec.ranks, strict=True)
     ]
@@ -293,14 +261,7 @@ def payload_share(mtu: int) -> float:
 
 
 def topology(spec: Spec) -> str:
-    """Return the cluster's topology file, with the rates that are left for TCP's payload.
-
-    Args:
-        spec: the cluster.
-
-    Returns:
-        YAML text for hvd_ext/topology/read.py.
-    """
+    """Return the cluster's topology file as YAML, with the rates that are left for TCP's payload."""
     inside = _link(SHARED_MEMORY)
     hosts = [
         {"name": name, "link": inside, "ranks": list(ranks)} for name, ranks in zip(spec.names, spec.ranks, strict=True)

@@ -33,34 +33,18 @@ class _Group(_Shown, TyperGroup):
 
 
 class App(typer.Typer):
-    """A command, or a group of commands.
-
-    Args:
-        settings: arguments of `typer.Typer`.
-    """
+    """A command, or a group of commands, with the arguments of `typer.Typer`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(cls=_Group, add_completion=False, pretty_exceptions_enable=False, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
-        """Register a function, as `typer.Typer.command` does.
-
-        Args:
-            name: the name of the command; the function's name by default.
-            settings: further arguments of `typer.Typer.command`.
-
-        Returns:
-            The decorator.
-        """
+        """Register a function, as `typer.Typer.command` does."""
         return super().command(name, cls=_Command, **settings)
 
 
 def table_console() -> Console:
-    """Return the console for tables: as wide as the user's terminal, or of a fixed width if there is none.
-
-    Returns:
-        The console; COLUMNS sets its width, if it is set.
-    """
+    """Return the console for tables: as wide as COLUMNS or the user's terminal, else TABLE_WIDTH."""
     from hvd_ext.runner.launcher import RANK_VARIABLES
 
     # A launcher gives its ranks a terminal that is not the user's, and a file or a pipe has no width. A table that is

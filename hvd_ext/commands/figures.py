@@ -36,17 +36,7 @@ def check() -> None:
 
 
 def panels(count: int, columns: int, width: float, height: float, margin: float) -> tuple[Figure, list[Axes]]:
-    """Make a figure.
-
-    Args:
-        count: of its panels.
-        columns: at most so many panels stand beside each other.
-        width: of a panel, in inches.
-        height: of a panel, in inches.
-        margin: beside the panels, for the legend, in inches.
-
-    Returns:
-        The figure and its panels.
+    """Make a figure with at most `columns` panels beside each other; sizes are in inches, the margin is for the legend.
 
     Raises:
         InvalidError: matplotlib is not installed.

@@ -35,9 +35,6 @@ def size_of(text: str) -> int:
     Args:
         text: "1000000", "64k" (1,000 bytes), "8MiB" (1,048,576 bytes), "1.5G".
 
-    Returns:
-        Bytes.
-
     Raises:
         typer.BadParameter: the text is not a number of bytes.
     """
@@ -61,16 +58,6 @@ def _assumed(link: Link) -> str:
 
 def cluster_of(topology: Path | None, hosts: str | None, rate: str | None = None, preset: str | None = None) -> Tree:
     """Return the cluster that the options describe.
-
-    Args:
-        topology: a YAML file.
-        hosts: the number of ranks on each host, "4,4,3".
-        rate: the rate of each link between hosts, in the notation of `cluster.spec.rate_bits`; None for the assumed
-            rate.
-        preset: the name of a paper's cluster.
-
-    Returns:
-        The tree.
 
     Raises:
         typer.BadParameter: not exactly one of topology, hosts and preset was given, a rate was given without hosts, or
@@ -102,17 +89,7 @@ def cluster_of(topology: Path | None, hosts: str | None, rate: str | None = None
 def links_line(
     links: Sequence[explaining.LinkKind], topology: Path | None, rate: str | None, preset: str | None = None
 ) -> str:
-    """Describe the links that the prices assume, and where their rates come from.
-
-    Args:
-        links: the links of the cluster.
-        topology: the file that states the links, or None.
-        rate: the value of --rate, or None.
-        preset: the name of the paper's cluster, or None.
-
-    Returns:
-        A line.
-    """
+    """Describe the links that the prices assume, and where their rates come from."""
     if not links:
         return "links: none, there is one rank"
     listed = ", ".join(f"{one.kind} {_words(_rates(one), _alphas(one))}" for one in links)
@@ -287,17 +264,7 @@ def _draw(console: Console, drawn: LogicalPlan) -> None:
 
 
 def table_of(entries: tuple[explaining.Entry, ...], winner: str, kinds: tuple[str, ...], title: str) -> Table:
-    """Make the table of algorithms.
-
-    Args:
-        entries: the algorithms with their prices on a cluster.
-        winner: the chosen algorithm, whose line is bold.
-        kinds: the kinds of the cluster's links, from the root down.
-        title: the title of the table.
-
-    Returns:
-        A table with one row for each algorithm.
-    """
+    """Make the table of algorithms, the winner in bold; `kinds` are those of the links, from the root down."""
     table = Table(title=title, title_justify="left")
     table.add_column("algorithm", no_wrap=True)
     table.add_column("price, ms", justify="right", no_wrap=True)

@@ -35,14 +35,7 @@ app = App()
 
 @dataclasses.dataclass(frozen=True)
 class Allreduce:
-    """An allreduce of one size.
-
-    Args:
-        nbytes: the size.
-        algorithm: what the planner has chosen for it.
-        price_s: the planner's price, seconds.
-        seconds: the measured time.
-    """
+    """An allreduce of one size."""
 
     nbytes: int
     algorithm: str
@@ -146,14 +139,7 @@ def _allreduces(job: Runtime) -> list[Allreduce]:
 
 
 def table_of(job: Runtime) -> Table:
-    """Make the table of what was measured.
-
-    Args:
-        job: a job whose links were measured.
-
-    Returns:
-        A table with a row for each link and each cost.
-    """
+    """Make the table of what was measured."""
     assert job.network is not None
     tree, one_host = job.tree, len(job.tree.hosts()) == 1
     table = Table(title=f"{tree.describe()}, measured in {job.network.seconds:.2g} s", title_justify="left")
@@ -180,14 +166,7 @@ def table_of(job: Runtime) -> Table:
 
 
 def allreduce_table(times: Sequence[Allreduce]) -> Table:
-    """Make the table of whole allreduces.
-
-    Args:
-        times: by size.
-
-    Returns:
-        A table with a row for each size.
-    """
+    """Make the table of whole allreduces."""
     fitted = line([(one.nbytes, one.seconds) for one in times])
     title = f"allreduce: {fitted.alpha_s * 1e3:.3g} ms + {fitted.beta_s_per_byte * 1e9:.4g} ns a byte"
     table = Table(title=title, title_justify="left")
@@ -201,12 +180,6 @@ def allreduce_table(times: Sequence[Allreduce]) -> Table:
 
 def draw(path: Path, times: Sequence[Allreduce], curves: Sequence[Curve], cluster: str) -> None:
     """Plot times over the size with their lines, as Fig. 5 (b) of MG-WFBP (arXiv 1912.09268) does.
-
-    Args:
-        path: the PNG file.
-        times: of whole allreduces.
-        curves: of the links.
-        cluster: the cluster in words.
 
     Raises:
         InvalidError: matplotlib is missing, or the file cannot be written.

@@ -162,12 +162,7 @@ def simulate(
 
 
 def table_of(rows: Sequence[Row], title: str) -> Table:
-    """Make the table of the rows; the shortest step of each number of ranks is bold.
-
-    Args:
-        rows: the rows of a simulation.
-        title: the title of the table.
-    """
+    """Make the table of the rows; the shortest step of each number of ranks is bold."""
     table = Table(title=title, title_justify="left")
     table.add_column("ranks", justify="right", no_wrap=True)
     for name in ("bucketer", "algorithm"):
@@ -186,14 +181,7 @@ def table_of(rows: Sequence[Row], title: str) -> Table:
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """Say how long a step computes, and which bucketer is best where.
-
-    Args:
-        rows: the rows of a simulation, at least one.
-
-    Returns:
-        Lines of text.
-    """
+    """Say how long a step computes, and which bucketer is best where."""
     row = rows[0]
     update = "" if row.times.update_s is None else f", and {row.times.update_s * 1e3:.4g} ms for the update"
     lines = [
@@ -216,11 +204,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
 
 
 def what_if_table(changes: Sequence[what_if.Change]) -> Table:
-    """Make the table of changes.
-
-    Args:
-        changes: from what_if.
-    """
+    """Make the table of changes."""
     best = what_if.winner(changes)
     table = Table(title="what if", title_justify="left")
     for name in ("change", "best bucketer", "algorithm"):
@@ -237,14 +221,7 @@ def what_if_table(changes: Sequence[what_if.Change]) -> Table:
 
 
 def verdict(changes: Sequence[what_if.Change]) -> list[str]:
-    """Say which changes have no price and why, and name the best change and what it brings.
-
-    Args:
-        changes: from what_if; the first is the job as it is.
-
-    Returns:
-        Lines of text.
-    """
+    """Say which changes have no price and why, and name the best change and what it brings."""
     lines = [f"{change.name}: not priced: {change.why_not}" for change in changes if change.row is None]
     best, now = what_if.winner(changes), changes[0]
     saved_ms = (now.iteration_s - best.iteration_s) * 1e3

@@ -22,11 +22,7 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     """Draw the three plots.
 
     Args:
-        rows: the rows of a simulation, at least one.
         folder: where the files of FILES are written; it is made.
-
-    Returns:
-        The files.
 
     Raises:
         InvalidError: matplotlib is not installed, or a file cannot be written.
@@ -42,12 +38,7 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def bars(rows: Sequence[Row], path: Path) -> None:
-    """Draw computation and exposed communication, stacked, for each number of ranks (MG-WFBP's Fig. 8).
-
-    Args:
-        rows: the rows of a simulation.
-        path: the file.
-    """
+    """Draw computation and exposed communication, stacked, for each number of ranks (MG-WFBP's Fig. 8)."""
     algorithms, names = _names(rows)
     ranks = sorted({row.ranks for row in rows})
     figure, axes = panels(len(algorithms), 2, 5.0, 3.6, 1.6)
@@ -67,12 +58,7 @@ def bars(rows: Sequence[Row], path: Path) -> None:
 
 
 def speedup(rows: Sequence[Row], path: Path) -> None:
-    """Draw the speed-up over the ranks (MG-WFBP's Fig. 9).
-
-    Args:
-        rows: the rows of a simulation.
-        path: the file.
-    """
+    """Draw the speed-up over the ranks (MG-WFBP's Fig. 9)."""
     algorithms, names = _names(rows)
     figure, axes = panels(len(algorithms), 2, 5.0, 3.6, 1.6)
     for axis, algorithm in zip(axes, algorithms, strict=True):
@@ -92,12 +78,7 @@ def speedup(rows: Sequence[Row], path: Path) -> None:
 
 
 def step(rows: Sequence[Row], path: Path) -> None:
-    """Draw one step on the most ranks with the first algorithm: the computation, and each bucket's way (Fig. 2 and 4).
-
-    Args:
-        rows: the rows of a simulation.
-        path: the file.
-    """
+    """Draw one step on the most ranks with the first algorithm: the computation, and each bucket's way (Fig. 2 and 4)."""
     most = max(row.ranks for row in rows)
     shown = [row for row in rows if row.ranks == most and row.algorithm == rows[0].algorithm]
     figure, axes = panels(len(shown), 1, 7.5, 1.4, 1.8)

@@ -17,12 +17,6 @@ def found(rows: Sequence[Row], modes: Sequence[str], skew: str, staleness: int) 
     Full steps have the buckets that are best, which hide behind back-propagation. Rounds that do not wait begin after
     it, and have the whole gradient in one bucket.
 
-    Args:
-        rows: the steps without skew, with those of one bucket among them.
-        modes: as for `hvd_ext.simulation.skew.rules_of`.
-        skew: as for `Skew.read`.
-        staleness: the bound.
-
     Raises:
         InvalidError: a mode, or the skew, is none.
     """

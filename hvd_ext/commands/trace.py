@@ -80,16 +80,7 @@ def trace(
 
 
 def table_of(steps: Sequence[summary.Step], ranks: int, shown: int) -> Table:
-    """Make the table of steps.
-
-    Args:
-        steps: all steps of the trace, at least one.
-        ranks: the number of ranks in the trace.
-        shown: how many of the last steps get a row.
-
-    Returns:
-        A table with a row for each of these steps, then the median and the 90th percentile over all steps.
-    """
+    """Make the table of steps: the last ones, as many as are shown, then the median and the 90th percentile over all."""
     title = f"{len(steps)} steps of {ranks} rank{'s' * (ranks != 1)}; times in ms"
     table = Table(title=title, title_justify="left")
     table.add_column("step", no_wrap=True)
@@ -120,15 +111,7 @@ def table_of(steps: Sequence[summary.Step], ranks: int, shown: int) -> Table:
 
 
 def remarks(steps: Sequence[summary.Step], uncertainty_us: float) -> list[str]:
-    """Say which ranks came last, and how exactly the clocks agree.
-
-    Args:
-        steps: all steps of the trace.
-        uncertainty_us: the uncertainty of the difference between two ranks' clocks.
-
-    Returns:
-        Lines of text.
-    """
+    """Say which ranks came last, and how exactly the clocks agree."""
     lines = []
     last = summary.stragglers(steps)
     if last:

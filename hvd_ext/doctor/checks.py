@@ -31,9 +31,6 @@ class Finding:
     """What a check has found.
 
     Attributes:
-        part: the part that was examined.
-        state: whether the part works.
-        seen: what the check saw.
         mend: the command that repairs the part, or empty.
     """
 

@@ -59,11 +59,7 @@ def examine(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Report:
     """Examine this rank, meet the other ranks, and judge the job; all ranks of the job call this function.
 
     Args:
-        environ: the environment.
         limit_s: the time limit in seconds for the other ranks to come.
-
-    Returns:
-        What this rank has to report.
     """
     known = job_facts.of_launcher(environ)
     speaks = known.rank in (0, None) and known.place in (0, None)
@@ -132,11 +128,7 @@ def _ended(number: int, frame: FrameType | None) -> None:
 
 
 def output(report: Report) -> None:
-    """Print a rank's line for stderr, and wait if the end of this process would cut off the report.
-
-    Args:
-        report: from `examine`.
-    """
+    """Print a rank's line for stderr, and wait if the end of this process would cut off the report."""
     if report.aside:
         print(report.aside, file=sys.stderr, flush=True)
     if report.linger_s:
@@ -147,13 +139,6 @@ def output(report: Report) -> None:
 
 
 def console_width(environ: Mapping[str, str]) -> int:
-    """Return the width of the report, since launchers replace the terminal by something that does not know its width.
-
-    Args:
-        environ: the environment.
-
-    Returns:
-        The number of columns.
-    """
+    """Return the columns of the report; what a launcher puts in place of the terminal does not know its width."""
     text = environ.get("COLUMNS", "")
     return int(text) if text.isdigit() else WIDTH

@@ -23,9 +23,6 @@ def judge(met: Mapping[str, Any]) -> list[Finding]:
     Args:
         met: "answers" of all ranks, or of the reporting rank alone; "allreduce" if the ranks met, and "error" if not;
             see `hvd_ext.doctor.job_meeting.meet`.
-
-    Returns:
-        The findings, in a fixed order.
     """
     answers: Answers = met["answers"]
     findings = [launcher(answers), meeting(met), *mpi(answers, met), *hosts.machines(answers)]
@@ -69,12 +66,7 @@ def end_of_meeting(words: Sequence[str], status: int | None, limit_s: float) -> 
     """Say why the process that started MPI gave no answer.
 
     Args:
-        words: the lines that the process wrote to stderr.
         status: its exit status; negative for a signal.
-        limit_s: its time limit in seconds.
-
-    Returns:
-        One line.
     """
     if words and words[0].startswith(OURS):
         return " ".join(word.removeprefix(OURS) for word in words)

@@ -60,7 +60,6 @@ class Facts:
     Attributes:
         rank: the rank's number according to the launcher, or None.
         place: its place on the host according to the launcher, or None.
-        host: its host's name.
         launcher: the launcher in words, and the variable that revealed it.
         refused: why `init` refuses the launcher; empty if it does not.
         size: the number of ranks according to the launcher, or None.
@@ -68,7 +67,6 @@ class Facts:
         python: the version and path of the interpreter.
         hvd_ext: the version and folder of the package, and the digest of the sources its library was built from.
         tensorflow: the version and folder of the installed TensorFlow.
-        keras: the version of Keras.
         horovod: the version of Horovod, or empty if it is not installed.
         networks: pairs (interface, address with prefix) of interfaces that are up and lead out of the host.
         tcp: Open MPI's choice of interfaces, as in {"btl_tcp_if_include": "eth0"}.
@@ -109,14 +107,7 @@ class Facts:
 
 
 def of_launcher(environ: Mapping[str, str]) -> Facts:
-    """Report what the launcher has told this rank, from the environment alone.
-
-    Args:
-        environ: the environment.
-
-    Returns:
-        The facts, most of them still empty.
-    """
+    """Report what the launcher has told this rank, from the environment alone; most facts are still empty."""
     refused, by, size = "", "", None
     try:
         seen = launch.examine(environ)
@@ -131,11 +122,7 @@ def collect(environ: Mapping[str, str], *, of_host: bool) -> Facts:
     """Report all facts of this rank.
 
     Args:
-        environ: the environment.
         of_host: whether this rank also checks its host, which imports TensorFlow in a child.
-
-    Returns:
-        The facts.
     """
     facts = of_launcher(environ)
     facts.mpirun = started_by([_program(process) for process in psutil.Process().parents()])
@@ -168,7 +155,6 @@ def networks(addresses: Mapping[str, Iterable[Any]], up: Iterable[str]) -> list[
 
     Args:
         addresses: from `psutil.net_if_addrs`.
-        up: the names of the interfaces that are up.
 
     Returns:
         Pairs (interface, "address/prefix"), without the loopback and without addresses that hold on one link alone.
@@ -210,14 +196,7 @@ def started_by(programs: Iterable[str]) -> str:
 
 
 def mapped(maps: str) -> list[str]:
-    """List the MPI libraries in a process's memory.
-
-    Args:
-        maps: the text of /proc/PID/maps.
-
-    Returns:
-        The paths of the libraries, each once.
-    """
+    """List the paths of the MPI libraries in the text of a /proc/PID/maps, each once."""
     paths = (line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6)
     return sorted({path for path in paths if MPI_LIBRARY.search(path)})
 

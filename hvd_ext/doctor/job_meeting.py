@@ -28,11 +28,7 @@ TIMES = 5
 
 
 def mpi_library() -> dict[str, Any]:
-    """Find out which MPI is in this process's memory.
-
-    Returns:
-        "said": the version text of the MPI that the engine uses; "mapped": the paths of all MPI libraries.
-    """
+    """Find the MPIs in this process's memory: "said", the version text of the engine's, and "mapped", the paths of all."""
     text, length = ctypes.create_string_buffer(8192), ctypes.c_int()
     ctypes.CDLL(str(libraries.LIBRARIES / libraries.ENGINE_LIBRARY)).MPI_Get_library_version(text, ctypes.byref(length))
     maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
@@ -69,7 +65,6 @@ def meet(facts: dict[str, Any], limit_s: float) -> dict[str, Any]:
     """Start MPI with the other ranks, exchange all ranks' facts, and sum a buffer with them.
 
     Args:
-        facts: the facts of this rank.
         limit_s: the time limit in seconds for the ranks to come, and for each step.
 
     Returns:

@@ -207,8 +207,8 @@ def reduce_scatter_plan(tree: Tree) -> LogicalPlan:
 def all_to_all_plan(tree: Tree) -> LogicalPlan:
     """The plan of an all-to-all: in round s rank r sends to rank r + s + 1, so that no rank gets two messages at once.
 
-    It has P^2 units: unit s * P + r goes from rank s to rank r. The engine maps units to parts of any sizes, and to empty
-    parts if this rank neither sends nor receives them.
+    It has P^2 units: unit s * P + r goes from rank s to rank r. The engine maps units to parts of any sizes, and to
+    empty parts if this rank neither sends nor receives them.
     """
     size = tree.size
     spans = tuple(Span(rank * size, size) for rank in range(size))

@@ -140,8 +140,8 @@ def companion(tree: Tree, name: str, height: int) -> LogicalPlan:
 def sparse_price(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> Simulation:
     """The price of a plan with a residual, which runs as one segment.
 
-    Up to 16 ranks the price is simulated. Above, it is the price of the Profile, which is made from the rows of all ranks
-    up to 64 ranks, and from the calls of the plan's levels above.
+    Up to 16 ranks the price is simulated. Above, it is the price of the Profile, which is made from the rows of all
+    ranks up to 64 ranks, and from the calls of the plan's levels above.
     """
     if tree.size <= MOST_SIMULATED:
         return simulate(plan, tree, nbytes, max(nbytes, 1), sparsity=sparsity)

@@ -22,14 +22,6 @@ LINES = 15  # of a rank's output in an error
 def results(files: Files, ranks: int, status: int) -> list[Any]:
     """Return the function's result on each rank.
 
-    Args:
-        files: the files of the job, which has ended.
-        ranks: the number of ranks.
-        status: mpirun's exit status.
-
-    Returns:
-        The results, by rank.
-
     Raises:
         RankError: the function raised an exception on a rank.
         JobError: a rank was killed or ended without a result, or no rank has started.

@@ -46,9 +46,6 @@ class JobError(HvdExtError):
 def job_environment(**extra: str) -> dict[str, str]:
     """Return the environment of a job's processes.
 
-    Args:
-        extra: further variables.
-
     Returns:
         This process's environment, without a launcher's variables if this process is a rank itself. PATH begins with
         this interpreter's folder, and the defaults let ranks share cores.
@@ -85,10 +82,6 @@ def mpirun(ranks: int, command: Sequence[str]) -> list[str]:
 
     Args:
         ranks: the number of ranks; it may be larger than the number of cores.
-        command: the command that each rank runs.
-
-    Returns:
-        The command.
 
     Raises:
         JobError: there is no mpirun.
@@ -157,7 +150,6 @@ class Job:
         """Wait for the job to succeed.
 
         Args:
-            timeout_s: the time limit.
             tick: called about ten times a second.
 
         Raises:

@@ -41,7 +41,6 @@ def included(arrived: Numbers, *, lost: bool = False) -> Iterator[list[tuple[int
     Steps that a rank took without a gradient are among them.
 
     Args:
-        arrived: [rounds, ranks].
         lost: a gradient that comes after its round is in no other one.
     """
     before = np.zeros(arrived.shape[1], np.int64)
@@ -60,10 +59,8 @@ def results(
     of their numbers, where the engine has the order of its plan. So the bits are the engine's where sums are exact.
 
     Args:
-        arrived: [rounds, ranks].
         gradient: gives the gradient of a rank's step; None if the rank took the step without one.
         divisor: 1 for sums, the number of ranks for means.
-        lost: as for `included`.
 
     Returns:
         Arrays of the gradients' shape and dtype; None for a round without a gradient.
@@ -87,7 +84,6 @@ def held(arrived: Numbers, steps: Sequence[int] | Numbers) -> list[tuple[int, in
     """List the gradients that were in no round yet after the last one, as (rank, step), a rank's older ones first.
 
     Args:
-        arrived: [rounds, ranks].
         steps: how many steps each rank has taken [ranks].
     """
     last = arrived.max(0, initial=0)
@@ -100,9 +96,6 @@ def newest(arrived: Numbers) -> Numbers:
     It is that of the step's own round for a rank that is on time. For a rank that is late it is the newest round in
     which it had taken part when its gradient came.
 
-    Args:
-        arrived: [rounds, ranks].
-
     Returns:
         Numbers of rounds [steps, ranks]; the row s - 1 is that of step s.
     """
@@ -112,11 +105,7 @@ def newest(arrived: Numbers) -> Numbers:
 
 
 def active(arrived: Numbers) -> Numbers:
-    """Count the ranks that gave the gradient of the very step to each round [rounds].
-
-    Args:
-        arrived: [rounds, ranks].
-    """
+    """Count the ranks that gave the gradient of the very step to each round [rounds]."""
     return np.count_nonzero(arrived >= np.arange(1, len(arrived) + 1)[:, None], 1).astype(np.int64)
 
 
@@ -124,7 +113,6 @@ def staleness(arrived: Numbers, steps: Sequence[int] | Numbers | None = None) ->
     """Count the gradients that were in a round 0, 1, ... rounds after their own.
 
     Args:
-        arrived: [rounds, ranks].
         steps: how many steps each rank took with a gradient [ranks]; if a rank took any without one. Gradients that are
             still held do not count.
 

@@ -130,8 +130,6 @@ def drawn_for(seed: int, number: int, candidates: int) -> int:
 
     Args:
         seed: in [0, 2^64).
-        number: of the round, 0 or more.
-        candidates: the number of ranks to draw from.
 
     Returns:
         The place of the rank among the candidates.
@@ -164,7 +162,6 @@ def play(
 
     Args:
         step_s: how long each rank computes until its gradient of the step is there, seconds [ranks, steps].
-        rules: when rounds begin.
         round_s: of the allreduce, from the time at which the last rank takes part, seconds.
         steps: how many steps each rank takes; all by default.
         word_s: how long a word takes between rank 0 and each other rank, of a gradient or of an open round, seconds.

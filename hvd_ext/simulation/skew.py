@@ -28,12 +28,7 @@ _NUMBERS = {"one": 1, "uniform": 2, "shifting": 2, "lognormal": 2}
 
 @dataclass(frozen=True)
 class Skew:
-    """What steps take longer than their computation; see `KINDS`.
-
-    Args:
-        kind: one of `KINDS`.
-        times_s: its times, seconds.
-    """
+    """What steps take longer than their computation; see `KINDS`."""
 
     kind: str
     times_s: tuple[float, ...]
@@ -86,8 +81,6 @@ class Gain:
     """A mode of `sync=` on ranks whose steps differ.
 
     Args:
-        ranks: the number of ranks.
-        mode: as the user writes it.
         step_s: of a step, in the mean.
         speedup: over full steps.
         active: the mean number of gradients that are on time.
@@ -138,14 +131,9 @@ def gains(
     """Play `STEPS` steps in each mode.
 
     Args:
-        ranks: the number of ranks.
         computing_s: of a step without skew and communication, seconds.
         full_s: the communication of a full step that computation does not hide, seconds.
         round_s: the communication of the whole gradient after the computation, as rounds that do not wait have it.
-        skew: what the steps take longer.
-        modes: as for `rules_of`.
-        staleness: the bound.
-        seed: of the draws.
 
     Raises:
         InvalidError: an argument is outside of its range.

@@ -131,11 +131,7 @@ class _ClusterSchema(_NodeSchema):
 
 
 def table() -> list[tuple[str, str, str, str]]:
-    """Lists the keys of a topology file.
-
-    Returns:
-        For each key its name, the object that it belongs to, the type of its value, and its meaning.
-    """
+    """Lists the keys of a topology file, each with the object that has it, the type of its value, and its meaning."""
     outermost = {
         name: field for name, field in _ClusterSchema.model_fields.items() if name not in _NodeSchema.model_fields
     }
@@ -166,10 +162,6 @@ def _takes(schema: dict[str, Any]) -> str:
 def read(path: str | Path, size: int | None = None) -> Tree:
     """Reads a cluster from a YAML file in the format that the module's docstring describes.
 
-    Args:
-        path: the path of the file.
-        size: the number of ranks of the job; None if it is not known.
-
     Raises:
         TopologyError: the file is missing, is not YAML, breaks the format (unknown key, missing key, wrong type),
             names a rank twice or not at all, or has another number of ranks than the job.
@@ -185,11 +177,6 @@ def read(path: str | Path, size: int | None = None) -> Tree:
 
 def parse(text: str, source: str = "text", size: int | None = None) -> Tree:
     """Reads a cluster from YAML text.
-
-    Args:
-        text: YAML in the format that the module's docstring describes.
-        source: the origin of the text, for messages.
-        size: the number of ranks of the job; None if it is not known.
 
     Raises:
         TopologyError: as for read().

@@ -167,9 +167,6 @@ class Tree:
     def at(self, nbytes: float) -> Tree:
         """The tree for buffers of a size: a larger one than the caches hold takes longer to copy and to add.
 
-        Args:
-            nbytes: the size of the buffer.
-
         Returns:
             This tree, or one whose memory_factor has gone into the links in hosts, the additions and the hand-over.
         """
@@ -281,7 +278,6 @@ def leaf(rank: int, port: Link | None = None) -> Node:
     """Makes the leaf of one rank.
 
     Args:
-        rank: the rank, 0 or more.
         port: the rank's own port to its host; None for the host's link.
     """
     return Node(f"rank {rank}", rank=rank, port=port)
@@ -292,8 +288,6 @@ def from_hosts(host_of_rank: Sequence[str], *, inside: Link = SHARED_MEMORY, bet
 
     Args:
         host_of_rank: the name of each rank's host; the ranks of a host need not be neighbours (mpirun --map-by node).
-        inside: the assumed link between the ranks of a host.
-        between: the assumed link between the hosts.
 
     Returns:
         A root with one branch per host, in the order of the hosts' lowest ranks; a single host is itself the root.

@@ -22,8 +22,6 @@ class Levels:
     """A plan as the trace shows it.
 
     Args:
-        algorithm: the name of its algorithm.
-        names: the names of its levels.
         ends: the first round after each level.
     """
 
@@ -59,8 +57,6 @@ class Book:
     """The names and plans that a rank's records refer to.
 
     Args:
-        rank: the rank.
-        host: the rank's host.
         zero_ns: the time on the rank's clock that is 0 in the trace.
         channels: the channels by lane.
         plans: the plans of calls, by handle.
@@ -74,14 +70,7 @@ class Book:
 
 
 def levels_of(plan: LogicalPlan) -> Levels:
-    """Find the rounds of each level of a plan.
-
-    Args:
-        plan: the plan of all ranks.
-
-    Returns:
-        The plan's levels; a level without a name is named after its place.
-    """
+    """Find the rounds of each level of a plan: the plan's levels; a level without a name is named after its place."""
     ends, end = [], 0
     for level in plan.levels:
         end += lower.rounds_of_level(level)
@@ -95,7 +84,6 @@ def events_of(records: Sequence[Record], book: Book) -> list[Event]:
 
     Args:
         records: the engine's records; a step with missing records gets no event of category "step".
-        book: the names and plans that the records refer to.
 
     Returns:
         Events with the categories of docs/trace.md; the names of the process and of the tracks come first.

@@ -43,13 +43,7 @@ class Merged:
 
 
 def read(folder: Path) -> Merged:
-    """Read and merge the files of a folder.
-
-    Args:
-        folder: the folder of `HVD_EXT_TRACE` or `start_trace`.
-
-    Returns:
-        The merged trace; its `problems` name the ranks whose files are missing or broken.
+    """Read and merge the files of a trace's folder; `problems` name the ranks whose files are missing or broken.
 
     Raises:
         InvalidError: there is no such folder, or it has no valid file.
@@ -90,10 +84,6 @@ def read(folder: Path) -> Merged:
 
 def checked(document: Any, rank: int) -> dict[str, Any]:
     """Check a rank's file and return its document.
-
-    Args:
-        document: the parsed JSON.
-        rank: the rank in the file's name.
 
     Raises:
         ValueError: the document is not a trace of this rank; the message says why.

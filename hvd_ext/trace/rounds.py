@@ -32,8 +32,6 @@ class Summary:
     """Rounds in a row, summed up.
 
     Args:
-        rounds: how many they are, at least one.
-        ranks: the numbers of the ranks in the job.
         on_time: in how many rounds each rank's gradient of the very step was [ranks]. A step without a gradient is
             late.
         waited_s: how long each rank waited for results in all [ranks]; NaN where it is not known.
@@ -69,11 +67,7 @@ class Summary:
         )
 
     def table(self, name: str) -> Table:
-        """Return the summary as a table.
-
-        Args:
-            name: the channel's name, for the title.
-        """
+        """Return the summary as a table."""
         from rich.table import Table
 
         many = f"{self.rounds} partial round{'s' * (self.rounds != 1)}"
@@ -97,7 +91,6 @@ def summed(numbers: Numbers, arrived: Numbers, waited_s: Seconds, ranks: Iterabl
         numbers: of the rounds, which follow each other; at least one.
         arrived: for each rank the newest step whose gradient is in the round or was in one before it [rounds, ranks].
         waited_s: how long each rank waited for results in all [ranks]; NaN where it is not known.
-        ranks: the numbers of the ranks in the job.
     """
     counted = arrived - (numbers[0] - 1)  # steps count from the first of these rounds
     on_time = np.count_nonzero(arrived >= numbers[:, None], 0)
@@ -117,8 +110,6 @@ def of_engine(known: Rounds, rank: int, ranks: Iterable[int]) -> Summary | None:
     Rank 0 knows when the gradients of all ranks came, and so how long they waited. Another rank knows this of itself.
 
     Args:
-        known: rounds that are over.
-        rank: this rank, in the engine.
         ranks: the numbers in the job of the engine's ranks.
 
     Returns:
@@ -138,9 +129,6 @@ def events_of(known: Rounds, book: Book, lane: int, since_ns: int = 0) -> list[E
     """Make the events of one rank's partial rounds, on a track of their own.
 
     Args:
-        known: the rounds of one channel that are over.
-        book: names the channel and the rank.
-        lane: the channel's lane.
         since_ns: rounds that began before this time of this host's steady clock are left out.
 
     Returns:
@@ -176,9 +164,6 @@ def events_of(known: Rounds, book: Book, lane: int, since_ns: int = 0) -> list[E
 
 def of_trace(events: Iterable[Event]) -> dict[str, Summary]:
     """Sum up the rounds of each channel of a merged trace.
-
-    Args:
-        events: the events of a merged trace; those of the category "round" count.
 
     Returns:
         Summaries of the rounds that all of a channel's ranks in the trace have recorded, by the channel's name.

@@ -20,8 +20,6 @@ class Step:
     """One step of a channel, over all ranks of the trace.
 
     Args:
-        channel: the channel's name.
-        step: the step's number.
         communication_us: the time in which some bucket was being reduced, of the rank with the longest time.
         exposed_us: the time in which all tensors were submitted and a collect waited, of the rank with the longest
             time.
@@ -52,14 +50,9 @@ class Total:
 
 
 def steps_of(events: Iterable[Event]) -> list[Step]:
-    """Sum up each step.
+    """Sum up each step of a merged trace, in the order of their begins.
 
-    Args:
-        events: the events of a merged trace. Steps without an event "step" are ignored, because the trace began during
-            them.
-
-    Returns:
-        The steps in the order of their begin.
+    Steps without an event "step" are ignored, because the trace began during them.
     """
     begins: dict[tuple[int, int], float] = {}
     found: dict[tuple[int, int], dict[int, list[Event]]] = collections.defaultdict(
@@ -101,11 +94,7 @@ def _step(number: int, ranks: dict[int, list[Event]]) -> Step:
 
 
 def total(values: Sequence[float]) -> Total:
-    """Return the median and the 90th percentile, interpolated linearly between the values.
-
-    Args:
-        values: at least one value.
-    """
+    """Return the median and the 90th percentile, interpolated linearly between the values."""
     ordered = sorted(values)
 
     def at(share: float) -> float:
@@ -119,9 +108,6 @@ def total(values: Sequence[float]) -> Total:
 
 def stragglers(steps: Iterable[Step]) -> list[tuple[int, int]]:
     """Count the steps in which each rank was last.
-
-    Args:
-        steps: the steps of a trace.
 
     Returns:
         Pairs of a rank and its number of steps, with the largest number first.

@@ -187,7 +187,7 @@ class InLane:
 
 
 def messages_of(buckets: Sequence[InLane], tree: Tree) -> float:
-    """Counts the messages that a play of a lane has; infinite in clusters of more than 16 ranks, which are not played."""
+    """Counts the messages of a play of a lane; infinite in clusters of more than 16 ranks, which are not played."""
     if tree.size > MOST_SIMULATED:
         return float("inf")
     counts: dict[tuple[int, Sparsity], int] = {}  # by the id() of the plan, whose hash takes long

@@ -91,7 +91,7 @@ def all_to_all_units(level: Level, ways: _Ints, size: int, sparsity: Sparsity, v
 
 
 def local_of_call(call: Call, sparsity: Sparsity, vectors: int) -> _Floats:
-    """The time that each rank of a call spends on its local rows, float64 [ranks]: the seconds if a unit were a byte."""
+    """The time that each rank of a call spends on its local rows, float64 [ranks]: seconds if a unit were a byte."""
     size = len(call.ranks)
     counts = np.array([span.count for span in call.spans], dtype=np.float64) / ELEMENT_NBYTES
     one_pass, adding = sparsity.select_s_per_element, sparsity.add_s_per_entry
