@@ -19,8 +19,8 @@ from rich.table import Table
 from hvd_ext.bench import results
 from hvd_ext.bench.jobs import Launcher, Tell, choose, place
 from hvd_ext.cluster.spec import rate_bits
-from hvd_ext.commands.app import table_console as table_console
-from hvd_ext.errors import HvdExtError
+from hvd_ext.commands import app
+from hvd_ext.commands.app import say as say, table_console as table_console
 
 LauncherLine = Annotated[
     str | None,
@@ -153,7 +153,8 @@ class Record:
         console = table_console()
         for table in tables:
             console.print(table)
-        say(console, notes, wrong)
+        say(console, notes)
+        say(console, wrong, "bold red")
         if self._plot_file is not None and draw is not None:
             draw(self._whole["rows"], self._plot_file)
         sys.exit(1 if wrong else 0)
@@ -179,14 +180,6 @@ def progress_bar() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal, refresh_per_second=2)
 
 
-def say(console: Console, notes: Iterable[str], wrong: Iterable[str] = ()) -> None:
-    """Show notes, and what a measurement has found to be wrong, under a table."""
-    for line in notes:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    for line in wrong:
-        console.print(line, markup=False, highlight=False, soft_wrap=True, style="bold red")
-
-
 @contextmanager
 def ended_in_words(what: str) -> Iterator[None]:
     """Turn an error or a signal into words, which begin with the command `what`, and an exit status.
@@ -199,10 +192,8 @@ def ended_in_words(what: str) -> Iterator[None]:
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        yield
-    except HvdExtError as error:
-        Console(stderr=True).print(f"{what}: {error}", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1)
+        with app.ended_in_words(what):
+            yield
     except KeyboardInterrupt as error:
         Console(stderr=True).print("stopped; no process of the job was left behind")
         sys.exit(128 + (error.args[0] if error.args else signal.SIGINT))

@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hvd_ext.cluster.spec import rate_bits, rate_text
-from hvd_ext.commands.app import App, table_console
-from hvd_ext.errors import HvdExtError
+from hvd_ext.commands.app import App, Hosts, TopologyFile, ended_in_words, say, table_console, writing
 from hvd_ext.planning import explain as explaining, explain_sparse, planner
 from hvd_ext.planning.cost.sparse import ENTRY_NBYTES
 from hvd_ext.planning.model import LogicalPlan
@@ -131,12 +130,8 @@ def _size_line(nbytes: int, chosen_for_nbytes: int) -> list[str]:
     states the rate between hosts; a file of --topology states all."""
 )
 def plan(
-    topology: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="the cluster with its links, a YAML file (docs/topology.md)")
-    ] = None,
-    hosts: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="the cluster as ranks per host, such as 4,4,3")
-    ] = None,
+    topology: TopologyFile = None,
+    hosts: Hosts = None,
     rate: Annotated[
         str | None,
         typer.Option(
@@ -175,7 +170,7 @@ def plan(
 ) -> None:
     """Price every algorithm on a cluster, say which is chosen and why, and draw its plan."""
     console = table_console()
-    try:
+    with ended_in_words("hvd_ext plan"):
         tree, size = cluster_of(topology, hosts, rate, preset), size_of(nbytes)
         if density is None:
             explanation = explaining.explain(tree, size)
@@ -188,20 +183,14 @@ def plan(
             drawn = chosen.plan
             _write(json_file, explain_sparse.as_json(sparse))
             _show_sparse(console, sparse, explaining.kinds(tree), links_line(sparse.links, topology, rate, preset))
-    except HvdExtError as error:
-        Console(stderr=True).print(f"hvd_ext plan: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
     if draw:
         _draw(console, drawn)
 
 
 def _write(json_file: Path | None, figures: dict[str, object]) -> None:
-    if json_file is None:
-        return
-    try:
-        json_file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise HvdExtError(f"--json {json_file}: it cannot be written: {error.strerror or error}") from error
+    if json_file is not None:
+        with writing(f"--json {json_file}"):
+            json_file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def _show(console: Console, explanation: explaining.Explanation, kinds: tuple[str, ...], links: str) -> None:
@@ -212,7 +201,7 @@ def _show(console: Console, explanation: explaining.Explanation, kinds: tuple[st
     lines.append(f"price: {explanation.pricing}; MB: over the busiest port of that kind of link, one way")
     bound_ms = explanation.bound_s * 1e3
     lines.append(f"bound: no allreduce of whole buffers can take less than {bound_ms:.4g} ms on these links")
-    _say(console, lines)
+    say(console, lines)
 
 
 def _show_sparse(
@@ -223,7 +212,7 @@ def _show_sparse(
         f"{explanation.entry_nbytes:g} bytes an entry"
     )
     console.print(table_of(explanation.entries, explanation.algorithm, kinds, title))
-    _say(console, [f"{entry.name}: {entry.note}" for entry in explanation.entries if entry.note])
+    say(console, [f"{entry.name}: {entry.note}" for entry in explanation.entries if entry.note])
     table = Table(title=f"where the time of {explanation.algorithm} goes", title_justify="left")
     table.add_column("step", no_wrap=True)
     table.add_column("ms", justify="right", no_wrap=True)
@@ -242,16 +231,11 @@ def _show_sparse(
     ]
     if len(kinds) > 1:
         lines.append(f"hitopk: each host sends (m - 1) K entries, {explanation.host_nbytes:,} bytes, to the others")
-    _say(console, lines)
+    say(console, lines)
 
 
 def _from(density: float) -> str:
     return "at every density" if density <= LEAST_DENSITY else f"from density {density:.3g} on"
-
-
-def _say(console: Console, lines: list[str]) -> None:
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _draw(console: Console, drawn: LogicalPlan) -> None:
@@ -260,7 +244,7 @@ def _draw(console: Console, drawn: LogicalPlan) -> None:
             f"not drawn: a plan of {drawn.size} ranks is too large; up to {explaining.MOST_DRAWN} fit a screen"
         )
     else:
-        _say(console, ["\n" + explaining.draw(drawn)])
+        say(console, ["\n" + explaining.draw(drawn)])
 
 
 def table_of(entries: tuple[explaining.Entry, ...], winner: str, kinds: tuple[str, ...], title: str) -> Table:

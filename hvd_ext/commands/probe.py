@@ -15,7 +15,7 @@ from rich.table import Table
 
 from hvd_ext import options
 from hvd_ext.commands import figures
-from hvd_ext.commands.app import App, table_console
+from hvd_ext.commands.app import App, figures_table, say, table_console, writing
 from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.job import consensus, log, network, process, runtime
 from hvd_ext.topology import write
@@ -94,18 +94,12 @@ def _tell(job: Runtime, times: Sequence[Allreduce], output: Path | None, plot: P
     if output is None:
         print(text, end="")
     else:
-        _write(output, text.encode())
-        console.print(f"{output}: the topology file", markup=False, highlight=False, soft_wrap=True)
+        with writing(str(output)):
+            output.write_text(text, encoding="utf-8")
+        say(console, [f"{output}: the topology file"])
     if plot is not None:
         draw(plot, times, job.network.curves, job.tree.describe())
-        console.print(f"{plot}: times over the size", markup=False, highlight=False, soft_wrap=True)
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise InvalidError(f"{path}: it cannot be written: {error.strerror or error}") from error
+        say(console, [f"{plot}: times over the size"])
 
 
 def _allreduces(job: Runtime) -> list[Allreduce]:
@@ -142,9 +136,8 @@ def table_of(job: Runtime) -> Table:
     """Make the table of what was measured."""
     assert job.network is not None
     tree, one_host = job.tree, len(job.tree.hosts()) == 1
-    table = Table(title=f"{tree.describe()}, measured in {job.network.seconds:.2g} s", title_justify="left")
-    for name in ("what", "rate", "time"):
-        table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
+    title = f"{tree.describe()}, measured in {job.network.seconds:.2g} s"
+    table = figures_table(title, ("what", "rate", "time"), ("what",))
 
     def add(name: str, beta_s_per_byte: float, seconds: float | None, of: str = "") -> None:
         rate = network.rate(dataclasses.replace(tree.root.link, beta_s_per_byte=beta_s_per_byte))
@@ -169,9 +162,8 @@ def allreduce_table(times: Sequence[Allreduce]) -> Table:
     """Make the table of whole allreduces."""
     fitted = line([(one.nbytes, one.seconds) for one in times])
     title = f"allreduce: {fitted.alpha_s * 1e3:.3g} ms + {fitted.beta_s_per_byte * 1e9:.4g} ns a byte"
-    table = Table(title=title, title_justify="left")
-    for name in ("bytes", "algorithm", "price, ms", "measured, ms", "price / measured"):
-        table.add_column(name, justify="left" if name == "algorithm" else "right", no_wrap=True)
+    headings = ("bytes", "algorithm", "price, ms", "measured, ms", "price / measured")
+    table = figures_table(title, headings, ("algorithm",))
     for one in times:
         row = [f"{one.nbytes:,}", one.algorithm, f"{one.price_s * 1e3:.4g}", f"{one.seconds * 1e3:.4g}"]
         table.add_row(*row, f"{one.price_s / one.seconds:.2f}")
@@ -190,10 +182,8 @@ def draw(path: Path, times: Sequence[Allreduce], curves: Sequence[Curve], cluste
     figure.suptitle(cluster, fontsize=10)
     for axis, curve in zip(axes, shown, strict=True):
         _draw_panel(axis, curve, times if curve.name == "allreduce" else ())
-    try:
+    with writing(str(path)):
         figures.finish(figure, [], path)
-    except OSError as error:
-        raise InvalidError(f"{path}: it cannot be written: {error.strerror or error}") from error
 
 
 def _draw_panel(axes: Axes, curve: Curve, priced: Sequence[Allreduce]) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hvd_ext.commands.app import writing
 from hvd_ext.commands.figures import BUCKETERS, finish, panels
-from hvd_ext.errors import InvalidError
 from hvd_ext.planning.scaling import Row
 
 if TYPE_CHECKING:
@@ -28,12 +28,10 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
         InvalidError: matplotlib is not installed, or a file cannot be written.
     """
     paths = [folder / name for name in FILES]
-    try:
+    with writing(f"--plots {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         for drawn, path in zip((bars, speedup, step), paths, strict=True):
             drawn(rows, path)
-    except OSError as error:
-        raise InvalidError(f"--plots {folder}: it cannot be written: {error.strerror or error}") from error
     return paths
 
 
@@ -78,7 +76,7 @@ def speedup(rows: Sequence[Row], path: Path) -> None:
 
 
 def step(rows: Sequence[Row], path: Path) -> None:
-    """Draw one step on the most ranks with the first algorithm: the computation, and each bucket's way (Fig. 2 and 4)."""
+    """Draw one step on the most ranks with the first algorithm: computation and buckets (MG-WFBP's Fig. 2 and 4)."""
     most = max(row.ranks for row in rows)
     shown = [row for row in rows if row.ranks == most and row.algorithm == rows[0].algorithm]
     figure, axes = panels(len(shown), 1, 7.5, 1.4, 1.8)

@@ -28,7 +28,7 @@ TIMES = 5
 
 
 def mpi_library() -> dict[str, Any]:
-    """Find the MPIs in this process's memory: "said", the version text of the engine's, and "mapped", the paths of all."""
+    """Find the MPIs in this process: "said", the version text of the engine's MPI, and "mapped", the paths of all."""
     text, length = ctypes.create_string_buffer(8192), ctypes.c_int()
     ctypes.CDLL(str(libraries.LIBRARIES / libraries.ENGINE_LIBRARY)).MPI_Get_library_version(text, ctypes.byref(length))
     maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
