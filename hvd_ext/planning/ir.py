@@ -94,14 +94,3 @@ def digest(plan: LogicalPlan, version: int = VERSION) -> int:
             hashed.update(groups[id(call.ranks)])
             add(number for span in call.spans for number in (span.begin, span.count))
     return int.from_bytes(hashed.digest(), "little") & (2**63 - 1)
-
-
-def unit_begin(unit: int, units: int, elements: int) -> int:
-    """The first element of a unit: floor(unit * elements / units), as the engine computes it (tf_ops/plan/plan.h).
-
-    Unit u holds the elements [unit_begin(u), unit_begin(u + 1)).
-
-    Args:
-        unit: the unit, in [0, units]; the result for `units` is `elements`.
-    """
-    return unit * elements // units

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.simulation import replay
 
 MODES = ("full", "solo", "majority", "quorum")
 _BITS = (1 << 64) - 1
@@ -67,6 +66,30 @@ class Rules:
                 raise InvalidError(f"{name} ({getattr(self, name)}) with mode {self.mode!r}: outside of its range")
 
 
+def active(arrived: Numbers) -> Numbers:
+    """Count the ranks that gave the gradient of the very step to each round [rounds]; `arrived` is as in `Played`."""
+    return np.count_nonzero(arrived >= np.arange(1, len(arrived) + 1)[:, None], 1).astype(np.int64)
+
+
+def staleness(arrived: Numbers, steps: Sequence[int] | Numbers | None = None) -> Numbers:
+    """Count the gradients that were in a round 0, 1, ... rounds after their own.
+
+    Args:
+        arrived: as in `Played`.
+        steps: how many steps each rank took with a gradient [ranks]; if a rank took any without one. Gradients that are
+            still held do not count.
+
+    Returns:
+        Counts [largest staleness + 1].
+    """
+    late: list[Numbers] = [np.zeros(0, np.int64)]
+    for rank, column in enumerate(arrived.T):
+        most = int(column.max(initial=0)) if steps is None else min(int(column.max(initial=0)), int(steps[rank]))
+        numbers = np.arange(1, most + 1)
+        late.append(np.searchsorted(column, numbers) + 1 - numbers)
+    return np.bincount(np.concatenate(late), minlength=1)
+
+
 @dataclass(frozen=True)
 class Played:
     """Rounds that have been played. Times are seconds from the begin of the first step; round t has the row t - 1.
@@ -103,17 +126,12 @@ class Played:
     @property
     def active(self) -> float:
         """The mean number of ranks whose gradient of the very step is in its round."""
-        return float(replay.active(self.arrived).mean())
+        return float(active(self.arrived).mean())
 
     @property
     def staleness(self) -> Numbers:
         """How many gradients were in a round later than their own by 0, 1, ... rounds [largest staleness + 1]."""
-        return replay.staleness(self.arrived, self.steps)
-
-    @property
-    def held(self) -> list[tuple[int, int]]:
-        """The gradients that were in no round at the end, as (rank, step)."""
-        return replay.held(self.arrived, self.steps)
+        return staleness(self.arrived, self.steps)
 
     def rounds_per_s(self, after: int = 0) -> float:
         """Give the speed.

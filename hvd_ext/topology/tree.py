@@ -226,15 +226,6 @@ class Tree:
         visit(self.root)
         return tuple(found)
 
-    def is_uniform(self) -> bool:
-        """Whether all branches of a level have equally many children and all leaves have the same depth.
-
-        BlueConnect needs this horizontal symmetry.
-        """
-        levels = self.levels()
-        even = all(len({len(node.children) for node in level}) == 1 for level in levels)
-        return even and all(len({bool(c.children) for node in level for c in node.children}) == 1 for level in levels)
-
     def subset(self, ranks: Sequence[int]) -> Tree:
         """The tree of some of the ranks, with new numbers.
 

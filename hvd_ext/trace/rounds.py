@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hvd_ext.simulation import replay
+from hvd_ext.simulation.rounds import active, staleness
 from hvd_ext.trace.events import Book, Event
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ def summed(numbers: Numbers, arrived: Numbers, waited_s: Seconds, ranks: Iterabl
         tuple(ranks),
         tuple(on_time.tolist()),
         tuple(waited_s.tolist()),
-        float(replay.active(counted).mean()),
-        tuple(replay.staleness(counted).tolist()),
+        float(active(counted).mean()),
+        tuple(staleness(counted).tolist()),
     )
 
 
