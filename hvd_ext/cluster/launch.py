@@ -26,6 +26,7 @@ from hvd_ext.cluster import orphans
 from hvd_ext.cluster.network import SUBNET
 from hvd_ext.cluster.state import State, enter, read
 from hvd_ext.errors import HvdExtError, InvalidError
+from hvd_ext.runner import launcher
 from hvd_ext.runner.launcher import JobError, find, job_environment
 
 STOP_S = 5.0
@@ -70,9 +71,7 @@ def find_mpirun() -> str:
     Raises:
         JobError: there is no mpirun, or it belongs to another MPI.
     """
-    path = find("mpirun")
-    if path is None:
-        raise JobError("mpirun: it is neither beside this Python nor on PATH; python -m hvd_ext doctor says what to do")
+    path = launcher.find_mpirun()
     said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, env=job_environment())
     found = re.search(r"\(Open MPI\) (\d+)\S*", said.stdout)
     if found is None or found[1] != "4":
@@ -114,10 +113,10 @@ def environment(state: State) -> dict[str, str]:
         All variables. The daemons of the hosts inherit them, so that every rank gets all of them.
     """
     variables = {name: text for name, text in job_environment().items() if not _OF_A_JOB.match(name)}
-    launcher = [sys.executable, "-m", "hvd_ext.cluster.launch", str(state.path), "--"]
+    words = [sys.executable, "-m", "hvd_ext.cluster.launch", str(state.path), "--"]
     variables.update(
         state.environment,
-        HVD_EXT_LAUNCHER=shlex.join(launcher),
+        HVD_EXT_LAUNCHER=shlex.join(words),
         # Another rehearsal calls its hosts the same and has other links.
         HVD_EXT_CACHE=str(Path(state.folder) / "cache"),
         HVD_EXT_TOPOLOGY=variables.get("HVD_EXT_TOPOLOGY") or str(Path(state.folder) / "topology.yaml"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -181,7 +182,7 @@ def plan(
             name = "hitopk" if algorithm == "auto" else algorithm
             sparse, chosen = explain_sparse.explain(tree, size, density, name, entry_nbytes, height or None)
             drawn = chosen.plan
-            _write(json_file, explain_sparse.as_json(sparse))
+            _write(json_file, dataclasses.asdict(sparse))
             _show_sparse(console, sparse, explaining.kinds(tree), links_line(sparse.links, topology, rate, preset))
     if draw:
         _draw(console, drawn)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from hvd_ext.planning import planner, registry
 from hvd_ext.planning.choice import Choice
-from hvd_ext.planning.cost import allreduce_bound_s, traffic
+from hvd_ext.planning.cost import Sparsity, allreduce_bound_s, traffic
+from hvd_ext.planning.cost.sparse import DENSE
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.lower import rounds_of, rounds_of_level
 from hvd_ext.planning.model import Call, LogicalPlan
@@ -97,8 +98,7 @@ def explain(tree: Tree, nbytes: int) -> Explanation:
     for name in sorted(prices, key=lambda other: (other != chosen.algorithm, prices[other], other)):
         verdict = _verdict(tree, chosen, name, prices, parts, chosen_for)
         plan = plans[name]
-        loads = _loads(plan, tree, nbytes)
-        entries.append(Entry(name, prices[name], rounds_of(plan), loads, verdict, plan.note))
+        entries.append(Entry(name, prices[name], rounds_of(plan), loads(plan, tree, nbytes), verdict, plan.note))
     entries += [
         Entry(name, None, None, (), f"does not apply: {reason}")
         for name, reason in chosen.candidates
@@ -138,10 +138,11 @@ def links(tree: Tree) -> tuple[LinkKind, ...]:
     return tuple(found)
 
 
-def _loads(plan: LogicalPlan, tree: Tree, nbytes: int) -> tuple[Load, ...]:
+def loads(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity = DENSE) -> tuple[Load, ...]:
+    """A plan's traffic over each kind of link, from the root down."""
     return tuple(
-        Load(kind, round(found.busiest * nbytes), round(found.total * nbytes))
-        for kind, found in zip(kinds(tree), traffic(plan, tree), strict=True)
+        Load(kind, round(carried.busiest * nbytes), round(carried.total * nbytes))
+        for kind, carried in zip(kinds(tree), traffic(plan, tree, sparsity), strict=True)
     )
 
 
@@ -190,33 +191,11 @@ def _verdict(
 
 def as_json(explanation: Explanation) -> dict[str, object]:
     """Converts an explanation to values that JSON can hold; times are in seconds, sizes in bytes."""
-    return {
-        "cluster": explanation.cluster,
-        "links": [
-            {"kind": link.kind, "bits_per_s": list(link.bits_per_s), "alpha_s": list(link.alpha_s)}
-            for link in explanation.links
-        ],
-        "nbytes": explanation.nbytes,
-        "chosen_for_nbytes": explanation.chosen_for_nbytes,
-        "winner": explanation.winner,
-        "why": explanation.why,
-        "pricing": explanation.pricing,
-        "bound_s": explanation.bound_s,
-        "algorithms": [
-            {
-                "name": entry.name,
-                "price_s": entry.price_s,
-                "rounds": entry.rounds,
-                "verdict": entry.verdict,
-                "note": entry.note,
-                "links": [
-                    {"kind": load.kind, "busiest_nbytes": load.busiest_nbytes, "total_nbytes": load.total_nbytes}
-                    for load in entry.loads
-                ],
-            }
-            for entry in explanation.entries
-        ],
-    }
+    values = asdict(explanation)
+    values["algorithms"] = values.pop("entries")
+    for entry in values["algorithms"]:
+        entry["links"] = entry.pop("loads")
+    return values
 
 
 def draw(plan: LogicalPlan) -> str:

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning import planner, registry
 from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import Sparsity, traffic
 from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES, ENTRY_NBYTES
-from hvd_ext.planning.explain import Entry, LinkKind, Load, kinds, links, pricing
+from hvd_ext.planning.explain import Entry, LinkKind, links, loads, pricing
 from hvd_ext.planning.limits import size_class
 from hvd_ext.planning.lower import rounds_of
 from hvd_ext.planning.model import LogicalPlan
@@ -144,10 +144,6 @@ def _entry(
     prices: dict[str, float],
     algorithm: str,
 ) -> Entry:
-    loads = tuple(
-        Load(kind, round(found.busiest * nbytes), round(found.total * nbytes))
-        for kind, found in zip(kinds(tree), traffic(plan, tree, sparsity), strict=True)
-    )
     verdict = f"{plan.algorithm}: the best without TopK"
     if name != DENSE:
         times = prices[name] / prices[DENSE] if prices[DENSE] else 1.0
@@ -157,7 +153,7 @@ def _entry(
         verdict += f": {algorithm} with nothing selected"
     elif name != DENSE:
         verdict = f"asked for: {verdict}" if name == algorithm else verdict
-    return Entry(name, prices[name], rounds_of(plan), loads, verdict, plan.note)
+    return Entry(name, prices[name], rounds_of(plan), loads(plan, tree, nbytes, sparsity), verdict, plan.note)
 
 
 def steps(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> tuple[Step, ...]:
@@ -172,8 +168,3 @@ def steps(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> tup
         found.append(Step(level.name, now_s - before_s, sent))
         before_s, before = now_s, now
     return tuple(found)
-
-
-def as_json(explanation: SparseExplanation) -> dict[str, object]:
-    """Converts an explanation to values that JSON can hold; times are in seconds, sizes in bytes."""
-    return asdict(explanation)

@@ -77,6 +77,18 @@ def find(program: str) -> str | None:
     return shutil.which(program, path=job_environment()["PATH"])
 
 
+def find_mpirun() -> str:
+    """Find mpirun beside this interpreter or on PATH.
+
+    Raises:
+        JobError: there is none.
+    """
+    program = find("mpirun")
+    if program is None:
+        raise JobError("mpirun: it is neither beside this Python nor on PATH; python -m hvd_ext doctor says what to do")
+    return program
+
+
 def mpirun(ranks: int, command: Sequence[str]) -> list[str]:
     """Return the command that starts ranks on this host with Open MPI.
 
@@ -86,10 +98,7 @@ def mpirun(ranks: int, command: Sequence[str]) -> list[str]:
     Raises:
         JobError: there is no mpirun.
     """
-    program = find("mpirun")
-    if program is None:
-        raise JobError("mpirun: it is neither beside this Python nor on PATH; python -m hvd_ext doctor says what to do")
-    return [program, "-np", str(ranks), "--oversubscribe", "--bind-to", "none", *command]
+    return [find_mpirun(), "-np", str(ranks), "--oversubscribe", "--bind-to", "none", *command]
 
 
 def last_words(log: Path, lines: int = TAIL_LINES) -> str:
