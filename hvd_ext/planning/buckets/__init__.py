@@ -9,8 +9,6 @@ from functools import lru_cache
 from typing import Protocol, cast
 
 from hvd_ext.errors import PlanError
-from hvd_ext.planning.buckets.by_groups import by_groups
-from hvd_ext.planning.buckets.by_size import by_size
 from hvd_ext.planning.buckets.model import (
     DEFAULT_BUCKET_NBYTES,
     Bucket,
@@ -30,8 +28,6 @@ __all__ = [
     "Class",
     "Price",
     "Request",
-    "by_groups",
-    "by_size",
     "choose",
     "get",
     "names",

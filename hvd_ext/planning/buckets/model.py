@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_ext.planning.step_times import ready_order
-from hvd_ext.planning.tensors import DTYPES, Tensor
+from hvd_ext.planning.tensors import Tensor
 
 DEFAULT_BUCKET_NBYTES = 8 << 20
 
@@ -32,7 +32,9 @@ class Request:
     Args:
         tensors: the tensors in the order of the model's layers.
         bucket_nbytes: the size that a bucket should have.
-        groups: the user's groups, as `by_groups` takes them; None for none.
+        groups: the number of groups of consecutive tensors, which get about equal bytes; there are fewer groups if
+            there are fewer tensors. Or the groups themselves: lists of indices of tensors, of any sizes and dtypes;
+            empty lists are ignored. None for none.
         sparse: the indices of the tensors that may be sparsified, which share no bucket with the others.
         ready_s: the time at which each tensor is ready, seconds; None if it is not known.
         price: gives the price of the buckets of a class; None if it is not known.
@@ -53,10 +55,18 @@ class Request:
     @property
     def classes(self) -> dict[Class, list[int]]:
         """The indices of the tensors of each class in ready order, the classes in the order of their first tensors."""
-        found: dict[Class, list[int]] = {}
-        for index in self.order:
-            found.setdefault((self.tensors[index].dtype, index in self.sparse), []).append(index)
-        return found
+        return self.by_class(self.order)
+
+    def class_of(self, index: int) -> Class:
+        """The class of a tensor."""
+        return self.tensors[index].dtype, index in self.sparse
+
+    def by_class(self, indices: Iterable[int]) -> dict[Class, list[int]]:
+        """Some tensors by their class."""
+        classes: dict[Class, list[int]] = {}
+        for index in indices:
+            classes.setdefault(self.class_of(index), []).append(index)
+        return classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +109,7 @@ def bucket_of(tensors: Sequence[Tensor], indices: Sequence[int]) -> Bucket:
         indices: the indices of the bucket's tensors, of one dtype, in their order in the buffer; at least one.
     """
     dtype = tensors[indices[0]].dtype
-    return Bucket(dtype, tuple(indices), sum(tensors[index].elements for index in indices) * DTYPES[dtype].nbytes)
+    return Bucket(dtype, tuple(indices), sum(tensors[index].nbytes for index in indices))
 
 
 def in_order(buckets: Iterable[Bucket], order: Sequence[int]) -> BucketPlan:
