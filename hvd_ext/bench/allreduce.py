@@ -56,14 +56,14 @@ class Request:
     def __post_init__(self) -> None:
         from hvd_ext.planning import registry
 
-        known = ("auto", *registry.names(), *BASELINES)
+        algorithms = ("auto", *registry.names(), *BASELINES)
         for ranks in self.ranks:
             if ranks < 1:
                 raise InvalidError(f"ranks ({ranks}): must be at least 1")
         for nbytes in self.sizes:
             if nbytes < 4 or nbytes % 4:
                 raise InvalidError(f"bytes ({nbytes}): must be a multiple of 4, the size of a float32, and at least 4")
-        for name, values, valid in (("algorithm", self.algorithms, known), ("how", self.hows, HOWS)):
+        for name, values, valid in (("algorithm", self.algorithms, algorithms), ("how", self.hows, HOWS)):
             for value in values:
                 if value not in valid:
                     raise InvalidError(f"{name} ({value!r}): must be one of {', '.join(valid)}")
@@ -147,10 +147,10 @@ def _measured(request: Request, cluster: Cluster, turns: Turns, tell: Tell) -> t
         tell(f"{cluster.tree.describe()}, {nbytes:,} bytes", 0)
         opened = [turns.give(worker, "open", bytes=nbytes, algorithms=ours)["contestants"] for worker in turns.workers]
         samples = samples_of(request, turns, opened)
-        found = [
+        measured = [
             _row(cluster, nbytes, opened[job][index], taken, request.check) for (job, index), taken in samples.items()
         ]
-        rows += [{**row, "x_yardstick": ratios(row, found)["yardstick"]} for row in found]
+        rows += [{**row, "x_yardstick": ratios(row, measured)["yardstick"]} for row in measured]
         tell(f"{cluster.tree.describe()}, {nbytes:,} bytes", 1)
     return rows, notes
 

@@ -37,24 +37,24 @@ class Buffers:
 
         buffer = values_of(process.rank(), elements)
         result = np.empty_like(buffer)  # shared by all contestants, because memory may not hold ten large ones
-        found: list[Contestant] = []
+        contestants: list[Contestant] = []
         ours = [name for name in algorithms if name not in BASELINES]
         tensor = _tensor(buffer) if ours and {"graph", "eager"} & set(self._hows) else None
         if tensor is not None and "graph" in self._hows:
-            found.append(_noop(tensor))
+            contestants.append(_noop(tensor))
         baselines = {"mpi": _mpi, "tcp": self._tcp, "memory": _memory}
         for algorithm in algorithms:
             if algorithm in baselines:
-                found.append(baselines[algorithm](buffer, result))
+                contestants.append(baselines[algorithm](buffer, result))
                 continue
             for how in self._hows:
                 if how == "engine":
-                    found.append(self._engine(buffer, result, algorithm))
+                    contestants.append(self._engine(buffer, result, algorithm))
                 elif how == "graph":
-                    found.append(self._graph(tensor, algorithm))
+                    contestants.append(self._graph(tensor, algorithm))
                 else:
-                    found.append(_eager(tensor, algorithm))
-        return found
+                    contestants.append(_eager(tensor, algorithm))
+        return contestants
 
     def release(self) -> None:
         """Close the channels that were opened."""
@@ -173,8 +173,8 @@ def _measured() -> str:
     from hvd_ext.job import network, runtime
     from hvd_ext.topology import write
 
-    found = runtime.current().network
-    return "" if found is None or found.source == network.ASSUMED else write.text(found.tree)
+    links = runtime.current().network
+    return "" if links is None or links.source == network.ASSUMED else write.text(links.tree)
 
 
 def main(text: str) -> None:

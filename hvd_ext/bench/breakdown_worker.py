@@ -92,7 +92,7 @@ def variants(scheme: str) -> dict[str, Variant]:
     algorithm, selector = SCHEMES[scheme]
     cached = scheme == CACHED
     none: frozenset[str] = frozenset()
-    found = {
+    trained = {
         WHOLE: Variant(cached, none, algorithm, selector),
         # of repeated batches it does not matter where they once came from
         INPUT: Variant(False, frozenset({INPUT}), algorithm, selector),
@@ -101,8 +101,8 @@ def variants(scheme: str) -> dict[str, Variant]:
         COMPUTE: Variant(False, frozenset({INPUT, SELECTION, COMMUNICATION, UPDATE})),
     }
     if selector is not None:
-        found[SELECTION] = Variant(cached, frozenset({SELECTION}), algorithm, "random")
-    return found
+        trained[SELECTION] = Variant(cached, frozenset({SELECTION}), algorithm, "random")
+    return trained
 
 
 def parts_of(seconds: dict[str, float]) -> dict[str, float]:
@@ -272,16 +272,16 @@ def measured(task: Task, folder: Path) -> Iterator[dict[str, Any]]:
     for pixels in task.pixels:
         trainings = Trainings(task, pixels, paths)
         listed = {scheme: variants(scheme) for scheme in task.schemes}
-        every = list(dict.fromkeys(variant for found in listed.values() for variant in found.values()))
-        for variant in every:
+        distinct = list(dict.fromkeys(variant for of_scheme in listed.values() for variant in of_scheme.values()))
+        for variant in distinct:
             trainings.add(variant)
-        samples: dict[Variant, list[float]] = {variant: [] for variant in every}
+        samples: dict[Variant, list[float]] = {variant: [] for variant in distinct}
         for turn in range(task.repetitions):
-            begin = turn % len(every)
-            for variant in every[begin:] + every[:begin]:
+            begin = turn % len(distinct)
+            for variant in distinct[begin:] + distinct[:begin]:
                 samples[variant].append(trainings.seconds(variant))
-        for scheme, found in listed.items():
-            medians = {name: float(np.median(samples[variant])) for name, variant in found.items()}
+        for scheme, of_scheme in listed.items():
+            medians = {name: float(np.median(samples[variant])) for name, variant in of_scheme.items()}
             yield {
                 **place,
                 "scheme": scheme,
@@ -291,7 +291,7 @@ def measured(task: Task, folder: Path) -> Iterator[dict[str, Any]]:
                 "tensors": trainings.tensors,
                 "step_seconds": medians[WHOLE],
                 "parts": parts_of(medians),
-                "samples": {name: samples[variant] for name, variant in found.items()},
+                "samples": {name: samples[variant] for name, variant in of_scheme.items()},
             }
         trainings.close()
 

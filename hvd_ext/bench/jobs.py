@@ -113,8 +113,8 @@ class Worker:
 
     def find_ranks(self, size: int) -> bool:
         """Find the processes of the ranks, which can be stopped; tell whether all `size` are on this machine."""
-        found = self.job.ranks()
-        self._ranks = found if len(found) == size else []
+        processes = self.job.ranks()
+        self._ranks = processes if len(processes) == size else []
         return bool(self._ranks)
 
     def say(self, kind: str, **values: Any) -> None:
@@ -232,9 +232,9 @@ def events_of(job: Job, follower: Follower, timeout_s: float, what: str) -> Iter
     heard = time.monotonic()
     while True:
         ended = job.status() is not None
-        found = follower.new()
-        yield from found
-        if found:
+        events = follower.new()
+        yield from events
+        if events:
             heard = time.monotonic()
         if ended:
             job.wait(timeout_s)  # raises where it has failed
@@ -289,10 +289,10 @@ def compare(
                 job = stack.enter_context(Job(command, folder / "log", job_environment()))
                 turns.join(Worker(name, job, folder, request.timeout_s))
             cluster, topology = cluster_of(turns.hello, request.rate), turns.hello["topology"]
-            found, said = measured(cluster, turns)
+            measured_rows, remarks = measured(cluster, turns)
             turns.end(lambda job: job.wait(request.timeout_s))
-        rows += found
-        notes += [note for note in said if note not in notes]
+        rows += measured_rows
+        notes += [note for note in remarks if note not in notes]
     return rows, notes, topology
 
 

@@ -60,13 +60,13 @@ def versions() -> dict[str, str]:
     """Give the versions of what is measured, by name; what is not installed is left out."""
     import hvd_ext
 
-    found = {"hvd_ext": hvd_ext.__version__, "python": platform.python_version()}
+    installed = {"hvd_ext": hvd_ext.__version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def begin_run(launcher: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -149,10 +149,10 @@ def cluster_name(row: Mapping[str, Any]) -> str:
 
 def places(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
     """Group the rows that are compared: those of one (run, ranks on each host, bytes), by these in ascending order."""
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        found.setdefault((row["run"], tuple(row["ranks_per_host"]), row["bytes"]), []).append(dict(row))
-    return dict(sorted(found.items()))
+        groups.setdefault((row["run"], tuple(row["ranks_per_host"]), row["bytes"]), []).append(dict(row))
+    return dict(sorted(groups.items()))
 
 
 def ratios(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:

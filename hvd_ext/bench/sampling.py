@@ -62,9 +62,9 @@ class Follower:
                 data = file.read()
         except FileNotFoundError:
             return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [json.loads(line) for line in complete.splitlines()]
 
 
 def _pattern(rank: int) -> NDArray[np.int64]:
@@ -242,15 +242,17 @@ class Sampler:
         """Give what the parent must know of each contestant: how long a sample will take, what was wrong so far."""
         return [
             {
-                "algorithm": one.algorithm,
-                "how": one.how,
-                "chosen": one.chosen,
-                "segment_bytes": one.segment_bytes,
+                "algorithm": contestant.algorithm,
+                "how": contestant.how,
+                "chosen": contestant.chosen,
+                "segment_bytes": contestant.segment_bytes,
                 "calls_per_sample": calls,
                 "sample_seconds": calls * call_s,
                 "wrong": wrong,
             }
-            for one, calls, call_s, wrong in zip(self._contestants, self._calls, self.first_s, self._wrong, strict=True)
+            for contestant, calls, call_s, wrong in zip(
+                self._contestants, self._calls, self.first_s, self._wrong, strict=True
+            )
         ]
 
     def sample(self, index: int, warm: bool = True) -> dict[str, Any]:
@@ -263,28 +265,28 @@ class Sampler:
             The contestant's index, seconds per call of the slowest rank, processor seconds per call of all ranks and
             all their threads together, and what was wrong on which rank.
         """
-        one, calls = self._contestants[index], self._calls[index]
+        contestant, calls = self._contestants[index], self._calls[index]
         if warm and self.first_s[index] < SHORT_S:
-            one.call()
-        one.reset()
+            contestant.call()
+        contestant.reset()
         # a rank that has waited for long looks seldom, so a second barrier lets all ranks begin together
         self._ranks.meet()
         self._ranks.meet(FIRST_SLEEP_S)
         processor, begin = time.process_time(), time.perf_counter()
-        results = [one.call() for _ in range(calls)]
+        results = [contestant.call() for _ in range(calls)]
         seconds = (time.perf_counter() - begin) / calls
         # a rank that checked its result now would take the core from one that is still being timed
         self._ranks.meet()
         # only now, because the threads of a rank that has its result may still work for other ranks
         processor_s = (time.process_time() - processor) / calls
-        faults = [self._fault(one, result) for result in results] if self._check else []
+        faults = [self._fault(contestant, result) for result in results] if self._check else []
         fault = next(filter(None, faults), "")
         times, processor_times, faults = zip(*self._ranks.gather((seconds, processor_s, fault)), strict=True)
         wrong = [f"rank {rank}: {words}" for rank, words in enumerate(faults) if words]
         return {"index": index, "seconds": max(times), "processor_seconds": sum(processor_times), "wrong": wrong}
 
-    def _fault(self, one: Contestant, result: Any) -> str:
-        source = one.copy_of
+    def _fault(self, contestant: Contestant, result: Any) -> str:
+        source = contestant.copy_of
         if source is None:
             return fault_of(result, self._elements, lambda n: sum_of(self._ranks.size, n))
         return fault_of(result, self._elements, lambda n: values_of(source, n))

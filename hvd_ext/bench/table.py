@@ -159,15 +159,15 @@ def losses(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
     for key, name in (("mpi", NAMES["mpi"]), ("horovod", NAMES["horovod"])):
         compared = [
-            (found, row)
+            (against, row)
             for group in places(rows).values()
             for row in group
             if row["algorithm"] not in NAMES and (key != "mpi" or not engine or row["how"] == "engine")
-            if (found := ratios(row, group)[key]) is not None
+            if (against := ratios(row, group)[key]) is not None
         ]
-        slower = [(found, row) for found, row in compared if found > 1]
+        slower = [(against, row) for against, row in compared if against > 1]
         if slower:
-            worst, row = max(slower, key=lambda one: one[0])
+            worst, row = max(slower, key=lambda pair: pair[0])
             lines.append(
                 f"slower than {name} in {len(slower)} of {len(compared)} rows, at worst x{worst:.2f} "
                 f"({_allreduce_place(row)})"

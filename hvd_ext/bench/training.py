@@ -76,9 +76,9 @@ class Request:
     def __post_init__(self) -> None:
         from hvd_ext.planning import registry
 
-        known = ("auto", *registry.names(), *PEERS)
+        algorithms = ("auto", *registry.names(), *PEERS)
         for name, values, valid in (
-            ("algorithm", self.algorithms, known),
+            ("algorithm", self.algorithms, algorithms),
             ("model", (self.model,), tuple(WIDTHS)),
             ("buckets", self.buckets, self.buckets),
         ):
@@ -201,9 +201,11 @@ def check_alike(names: Sequence[str], opened: Sequence[dict[str, Any]]) -> None:
         for what in ("bytes", "start"):
             if other[what] != first[what]:
                 raise JobError(f"{name}: its model must begin as that of {names[0]}; {what}: {other[what]}")
-        for rank, (one, two) in enumerate(zip(first["first_losses"], other["first_losses"], strict=True)):
-            if not math.isclose(one, two, rel_tol=1e-5):
-                raise JobError(f"{name}: the loss of the first step of rank {rank} is {two:g}, {names[0]} has {one:g}")
+        for rank, (loss, theirs) in enumerate(zip(first["first_losses"], other["first_losses"], strict=True)):
+            if not math.isclose(loss, theirs, rel_tol=1e-5):
+                raise JobError(
+                    f"{name}: the loss of the first step of rank {rank} is {theirs:g}, {names[0]} has {loss:g}"
+                )
 
 
 def _samples(

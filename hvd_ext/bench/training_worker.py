@@ -181,12 +181,12 @@ class Contest:
         update = self._first - self._before
         error = float(np.abs(learner.weights() - self._first).max())
         right = error <= TOLERANCE * float(np.abs(update).max())
-        found = [
+        conditions = [
             (begun, "the model did not begin with the same weights"),
             (near, f"the loss of the first step is {loss:g}, must be {self._first_loss:g}"),
             (right, f"the first update is not the average of the ranks' own: a weight is off by {error:g}"),
         ]
-        answers = self._ranks.gather([words for fine, words in found if not fine])
+        answers = self._ranks.gather([words for fine, words in conditions if not fine])
         return [f"rank {rank}: {words}" for rank, said in enumerate(answers) for words in said]
 
 
@@ -218,8 +218,8 @@ def serve(
             contests[:] = [contest := Contest(plain, ranks)]
             for algorithm in turn["algorithms"]:
                 contest.enter(algorithm, make(algorithm), chosen)
-            told = {"start": contest.start, "first_losses": contest.first_losses}
-            return "opened", {"contestants": contest.facts, "bytes": 4 * contest.parameters, **told}
+            begin = {"start": contest.start, "first_losses": contest.first_losses}
+            return "opened", {"contestants": contest.facts, "bytes": 4 * contest.parameters, **begin}
         if turn["kind"] == "measure":
             seconds = [[index, contests[0].measure(index, turn["steps"])] for index in turn["which"]]
             return "measured", {"seconds": seconds}

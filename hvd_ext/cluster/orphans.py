@@ -26,15 +26,15 @@ def members(mark: str) -> dict[int, bool]:
     Returns:
         For each process number, whether the process is a rank or was started by one.
     """
-    word, found = f"\0{MARK}={mark}\0".encode(), {}
+    word, processes = f"\0{MARK}={mark}\0".encode(), {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             environ = b"\0" + (folder / "environ").read_bytes()
         except OSError:
             continue  # it has ended, or belongs to another user
         if word in environ:
-            found[int(folder.name)] = _RANK in environ
-    return found
+            processes[int(folder.name)] = _RANK in environ
+    return processes
 
 
 def end(mark: str) -> None:

@@ -46,10 +46,10 @@ def rate_bits(rate: str) -> float:
     Raises:
         InvalidError: the text is not a rate.
     """
-    found = _QUANTITY.fullmatch(rate.lower())
-    if found is None or found[2] not in _BITS or float(found[1]) <= 0:
+    match = _QUANTITY.fullmatch(rate.lower())
+    if match is None or match[2] not in _BITS or float(match[1]) <= 0:
         raise InvalidError(f"rate ({rate}): must be a number above 0 with bit, kbit, mbit or gbit, as in 100mbit")
-    return float(found[1]) * _BITS[found[2]]
+    return float(match[1]) * _BITS[match[2]]
 
 
 def rate_text(bits: float) -> str:
@@ -64,7 +64,7 @@ def rate_text(bits: float) -> str:
     if math.isinf(bits):
         return "no limit"
     bits = float(f"{bits:.4g}")
-    unit, size = next((one for one in reversed(_BITS.items()) if bits >= one[1]), ("bit", 1.0))
+    unit, size = next((pair for pair in reversed(_BITS.items()) if bits >= pair[1]), ("bit", 1.0))
     return f"{bits / size:g}{unit}"
 
 
@@ -77,10 +77,10 @@ def size_nbytes(size: str) -> int:
     Raises:
         InvalidError: the text is not a size.
     """
-    found = _QUANTITY.fullmatch(size)
-    if found is None or found[2] not in _NBYTES:
+    match = _QUANTITY.fullmatch(size)
+    if match is None or match[2] not in _NBYTES:
         raise InvalidError(f"burst ({size}): must be a number with b, kb or mb, as in 16kb")
-    return int(float(found[1]) * _NBYTES[found[2]])
+    return int(float(match[1]) * _NBYTES[match[2]])
 
 
 def suitable_burst(rate: str, mtu: int = MTU) -> str:

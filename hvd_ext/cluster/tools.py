@@ -49,6 +49,6 @@ def _probe() -> str:
 
 def unshare() -> list[str]:
     """Return the words to put before a command to run it as process 1 of new namespaces; it dies when unshare ends."""
-    own = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     flags = ["--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "--kill-child"]
-    return [tool("unshare") or "unshare", *own, *flags]
+    return [tool("unshare") or "unshare", *user, *flags]

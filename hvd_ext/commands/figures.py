@@ -56,7 +56,9 @@ def panels(count: int, columns: int, width: float, height: float, margin: float)
 
 def finish(figure: Figure, left_out: Sequence[str], path: Path) -> None:
     """Give a figure its legend, name what is not drawn although the user has not left it out, and write the file."""
-    named = {text: one for axis in figure.axes for one, text in zip(*axis.get_legend_handles_labels(), strict=True)}
+    named = {
+        text: handle for axis in figure.axes for handle, text in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
     if named:
         figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False)
     if left_out:

@@ -38,11 +38,11 @@ def size_of(text: str) -> int:
     Raises:
         typer.BadParameter: the text is not a number of bytes.
     """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None or (found[3] and not found[2]):
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or (match[3] and not match[2]):
         raise typer.BadParameter(f"{text!r} is not a number of bytes; write 1000000, 64k, 8MiB or 1.5G")
-    base = 1024 if found[3] else 1000
-    size = Fraction(found[1]) * base ** " kmg".index(found[2].lower() or " ")
+    base = 1024 if match[3] else 1000
+    size = Fraction(match[1]) * base ** " kmg".index(match[2].lower() or " ")
     if size.denominator != 1:
         raise typer.BadParameter(f"{text!r} is not a whole number of bytes")
     return int(size)
@@ -65,7 +65,7 @@ def cluster_of(topology: Path | None, hosts: str | None, rate: str | None = None
         TopologyError: the file is wrong, or there is no such preset.
         InvalidError: the text of the rate is not a rate.
     """
-    if sum(given is not None for given in (topology, hosts, preset)) != 1:
+    if sum(option is not None for option in (topology, hosts, preset)) != 1:
         raise typer.BadParameter(
             "name the cluster with one of --topology FILE, --hosts, as in --hosts 4,4,3, and --preset NAME"
         )
@@ -92,12 +92,12 @@ def links_line(
     """Describe the links that the prices assume, and where their rates come from."""
     if not links:
         return "links: none, there is one rank"
-    listed = ", ".join(f"{one.kind} {_words(_rates(one), _alphas(one))}" for one in links)
+    listed = ", ".join(f"{kind.kind} {_words(_rates(kind), _alphas(kind))}" for kind in links)
     if topology is not None:
         return f"links: {listed}; from {topology}"
     if preset is not None:
         return f"links: {listed}; from {presets.PRESETS[preset].source}"
-    if not any(one.kind == "between hosts" for one in links):
+    if not any(kind.kind == "between hosts" for kind in links):
         nothing = "" if rate is None else "; --rate changes nothing, because no link is between hosts"
         return f"links: {listed}; assumed; a --topology file gives the real ones{nothing}"
     if rate is None:

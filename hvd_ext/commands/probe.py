@@ -109,9 +109,9 @@ def _allreduces(job: Runtime) -> list[Allreduce]:
     from hvd_ext.planning.layout import layout
     from hvd_ext.planning.tensors import Tensor
 
-    found: list[Allreduce] = []
+    measured: list[Allreduce] = []
     nbytes = SMALLEST_NBYTES
-    while nbytes <= LARGEST_NBYTES and (not found or 4 * found[-1].seconds <= LONGEST_S):
+    while nbytes <= LARGEST_NBYTES and (not measured or 4 * measured[-1].seconds <= LONGEST_S):
         laid_out = layout(job.tree, [Tensor("buffer", (nbytes // 4,), "float32")], Sum)
         (bucket,) = laid_out.buckets
         channel = job.open("probe", laid_out)
@@ -127,9 +127,9 @@ def _allreduces(job: Runtime) -> list[Allreduce]:
         seen = consensus.exchange(job.engine, "probe", functools.partial(list, samples[1:]))
         seconds = typical([max(values) for values in zip(*seen, strict=True)])
         name = bucket.plan.algorithm
-        found.append(Allreduce(nbytes, name, planner.price(job.tree, name, nbytes).seconds, seconds))
+        measured.append(Allreduce(nbytes, name, planner.price(job.tree, name, nbytes).seconds, seconds))
         nbytes *= 4
-    return found
+    return measured
 
 
 def table_of(job: Runtime) -> Table:
@@ -160,13 +160,13 @@ def table_of(job: Runtime) -> Table:
 
 def allreduce_table(times: Sequence[Allreduce]) -> Table:
     """Make the table of whole allreduces."""
-    fitted = line([(one.nbytes, one.seconds) for one in times])
+    fitted = line([(call.nbytes, call.seconds) for call in times])
     title = f"allreduce: {fitted.alpha_s * 1e3:.3g} ms + {fitted.beta_s_per_byte * 1e9:.4g} ns a byte"
     headings = ("bytes", "algorithm", "price, ms", "measured, ms", "price / measured")
     table = figures_table(title, headings, ("algorithm",))
-    for one in times:
-        row = [f"{one.nbytes:,}", one.algorithm, f"{one.price_s * 1e3:.4g}", f"{one.seconds * 1e3:.4g}"]
-        table.add_row(*row, f"{one.price_s / one.seconds:.2f}")
+    for call in times:
+        row = [f"{call.nbytes:,}", call.algorithm, f"{call.price_s * 1e3:.4g}", f"{call.seconds * 1e3:.4g}"]
+        table.add_row(*row, f"{call.price_s / call.seconds:.2f}")
     return table
 
 
@@ -176,7 +176,7 @@ def draw(path: Path, times: Sequence[Allreduce], curves: Sequence[Curve], cluste
     Raises:
         InvalidError: matplotlib is missing, or the file cannot be written.
     """
-    points = tuple((float(one.nbytes), one.seconds) for one in times)
+    points = tuple((float(call.nbytes), call.seconds) for call in times)
     shown = [Curve("allreduce", points, line(points)), *curves]
     figure, axes = figures.panels(len(shown), 3, 4.6, 3.6, 1.6)
     figure.suptitle(cluster, fontsize=10)
@@ -193,8 +193,8 @@ def _draw_panel(axes: Axes, curve: Curve, priced: Sequence[Allreduce]) -> None:
     along_s = curve.link.alpha_s + ways * curve.link.beta_s_per_byte
     axes.loglog(ways, along_s * 1e3, color="#D55E00", label="the line of the title")
     if priced:
-        prices = [one.price_s * 1e3 for one in priced]
-        axes.loglog([one.nbytes for one in priced], prices, "x", color="#009E73", label="the planner's price")
+        prices = [call.price_s * 1e3 for call in priced]
+        axes.loglog([call.nbytes for call in priced], prices, "x", color="#009E73", label="the planner's price")
     fitted = f"{curve.link.alpha_s * 1e6:.3g} us + {curve.link.beta_s_per_byte * 1e9:.4g} ns a byte"
     axes.set_title(f"{curve.name}: {fitted}", fontsize=9)
     axes.set_xlabel("bytes")

@@ -130,11 +130,11 @@ def simulate(
         counts = [] if ranks is None else _counts(ranks)
         if allreduce_cost is None:
             tree = cluster_of(topology, hosts, rate, preset)
-            asked = _names(algorithms, "--algorithms")
-            rows = scaling.rows(tree, times, names, asked, counts, nbytes)
+            schedules = _names(algorithms, "--algorithms")
+            rows = scaling.rows(tree, times, names, schedules, counts, nbytes)
             title = f"a step of {trace or model} by the cost model, {_cluster_words(tree, counts)}"
             sources.append(links_line(explaining.links(tree), topology, rate, preset))
-            found = what_if.on_a_cluster(tree, times, names, asked[0], density) if changes else []
+            priced = what_if.on_a_cluster(tree, times, names, schedules[0], density) if changes else []
         else:
             if topology is not None or hosts is not None or preset is not None:
                 raise InvalidError(f"--allreduce-cost {allreduce_cost}: it replaces the cluster; leave one of them out")
@@ -146,20 +146,20 @@ def simulate(
             price = _line(allreduce_cost)
             rows = [scaling.on_line(price, times, name, count, nbytes) for count in counts or [1] for name in names]
             title = f"a step of {trace or model} with an allreduce of {allreduce_cost} x bytes seconds"
-            found = what_if.on_a_line(price, times, names, max(counts or [1])) if changes else []
-        made = [] if skew is None else simulate_rounds.found(rows, modes, skew, staleness)
-        written = [*(row.as_json() for row in rows), *(change.as_json() for change in found)]
+            priced = what_if.on_a_line(price, times, names, max(counts or [1])) if changes else []
+        played = [] if skew is None else simulate_rounds.found(rows, modes, skew, staleness)
+        written = [*(row.as_json() for row in rows), *(change.as_json() for change in priced)]
         if json_file is not None:
             with writing(f"--json {json_file}"):
-                lines = [json.dumps(row) + "\n" for row in (*written, *map(simulate_rounds.as_json, made))]
+                lines = [json.dumps(row) + "\n" for row in (*written, *map(simulate_rounds.as_json, played))]
                 json_file.write_text("".join(lines), encoding="utf-8")
         console.print(table_of(rows, title))
         say(console, [*remarks(rows), *sources])
         if skew is not None:
-            console.print(simulate_rounds.table_of(made, skew))
-        if found:
-            console.print(what_if_table(found))
-            say(console, verdict(found))
+            console.print(simulate_rounds.table_of(played, skew))
+        if priced:
+            console.print(what_if_table(priced))
+            say(console, verdict(priced))
         if plots is not None:
             from hvd_ext.commands import simulate_plots
 
@@ -192,7 +192,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     ]
     for at in dict.fromkeys(row.ranks for row in rows):
         mine = [row for row in rows if row.ranks == at]
-        fast, last = scaling.best(mine), max(mine, key=lambda one: one.iteration_s)
+        fast, last = scaling.best(mine), max(mine, key=lambda other: other.iteration_s)
         equal = [row for row in mine if row.iteration_s <= fast.iteration_s * TIE]
         ranks = "1 rank" if at == 1 else f"{at} ranks"
         if last in equal:
@@ -241,7 +241,7 @@ def _algorithm_words(row: Row) -> str:
 
 def _called(row: Row, rows: Sequence[Row]) -> str:
     """The bucketer, with the algorithm if the rows have several."""
-    return row.bucketer if len({one.algorithm for one in rows}) == 1 else f"{row.bucketer} with {row.algorithm}"
+    return row.bucketer if len({other.algorithm for other in rows}) == 1 else f"{row.bucketer} with {row.algorithm}"
 
 
 def _cluster_words(tree: Tree, counts: Sequence[int]) -> str:

@@ -50,7 +50,7 @@ def bars(rows: Sequence[Row], path: Path) -> None:
             axis.bar(x, computed, width, color=_FORWARD, label="computation", **look)
             exposed = [row.exposed_s for row in mine.values()]
             axis.bar(x, exposed, width, bottom=computed, color=_style(name)[0], label=f"{name}, exposed", **look)
-        axis.set_xticks(range(len(ranks)), [str(one) for one in ranks])
+        axis.set_xticks(range(len(ranks)), [str(count) for count in ranks])
         _labelled(axis, algorithm, "ranks", "seconds of a step")
     finish(figure, [], path)
 
@@ -68,8 +68,8 @@ def speedup(rows: Sequence[Row], path: Path) -> None:
             colour, mark = _style(name)
             axis.plot(*zip(*points, strict=True), color=colour, marker=mark, markersize=5, label=name)
         axis.set(xscale="log", yscale="log", ylim=(0.8 * min(row.speedup for row in rows), 1.2 * ranks[-1]))
-        axis.set_xticks(ranks, [str(one) for one in ranks])
-        axis.set_yticks(ranks, [str(one) for one in ranks])
+        axis.set_xticks(ranks, [str(count) for count in ranks])
+        axis.set_yticks(ranks, [str(count) for count in ranks])
         axis.minorticks_off()
         _labelled(axis, algorithm, "ranks", "speed-up")
     finish(figure, [], path)

@@ -61,12 +61,12 @@ def examine(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Report:
     Args:
         limit_s: the time limit in seconds for the other ranks to come.
     """
-    known = job_facts.of_launcher(environ)
-    speaks = known.rank in (0, None) and known.place in (0, None)
-    facts: Facts = known
+    launched = job_facts.of_launcher(environ)
+    speaks = launched.rank in (0, None) and launched.place in (0, None)
+    facts: Facts = launched
     met: dict[str, Any] = {}
     before = signal.signal(signal.SIGTERM, _ended)
-    of_host = known.place in (0, None)
+    of_host = launched.place in (0, None)
     try:
         facts = job_facts.collect(environ, of_host=of_host)
         if facts.refused:
@@ -83,7 +83,7 @@ def examine(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Report:
         return Report(job_checks.judge({**met, "answers": [{**dataclasses.asdict(facts), "mpi": met.get("mpi", {})}]}))
     linger_s = LINGER_S if met.get("cut_off") else 0.0
     last = f"rank {facts.rank} of host {facts.host}: {met['error']}"
-    if known.place == 0:
+    if launched.place == 0:
         where = ", ".join(f"{name} {address}" for name, address in facts.networks) or "none"
         return Report(
             None, f"hvd_ext doctor: host {facts.host} (rank {facts.rank}): interfaces: {where}", linger_s, last
@@ -92,7 +92,7 @@ def examine(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Report:
 
 
 def _meeting(facts: Facts, environ: Mapping[str, str], limit_s: float) -> dict[str, Any]:
-    given = json.dumps({"facts": dataclasses.asdict(facts), "limit_s": limit_s})
+    request = json.dumps({"facts": dataclasses.asdict(facts), "limit_s": limit_s})
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         # MPICH's and SLURM's launchers talk to a rank through a descriptor, which the child must inherit.
         child = subprocess.Popen(
@@ -106,7 +106,7 @@ def _meeting(facts: Facts, environ: Mapping[str, str], limit_s: float) -> dict[s
             close_fds=False,
         )
         try:
-            said, _ = child.communicate(given, timeout=limit_s + GRACE_S)
+            said, _ = child.communicate(request, timeout=limit_s + GRACE_S)
         except (subprocess.TimeoutExpired, Ended):
             said = ""  # MPI's messages are in the file
         finally:

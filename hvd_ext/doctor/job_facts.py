@@ -130,7 +130,9 @@ def collect(environ: Mapping[str, str], *, of_host: bool) -> Facts:
     built_of = libraries.read_record().get("sources", "")[:12]
     facts.hvd_ext = f"{hvd_ext.__version__} at {libraries.PACKAGE}, built of {built_of}"
     facts.tensorflow, facts.keras, facts.horovod = _tensorflow(), _version("keras"), _version("horovod")
-    facts.networks = networks(psutil.net_if_addrs(), {name for name, one in psutil.net_if_stats().items() if one.isup})
+    facts.networks = networks(
+        psutil.net_if_addrs(), {name for name, state in psutil.net_if_stats().items() if state.isup}
+    )
     facts.tcp = {name.removeprefix("OMPI_MCA_"): text for name, text in environ.items() if name.startswith(CHOICE)}
     facts.cores = [len(os.sched_getaffinity(0)), os.cpu_count() or 1]
     if Path("/dev/shm").is_dir():
@@ -143,9 +145,9 @@ def collect(environ: Mapping[str, str], *, of_host: bool) -> Facts:
     facts.heeded = environment.heeded(environ)
     if of_host:
         facts.peers = _peers()
-        found = [check() for check in (checks.python, checks.tensorflow, checks.keras, checks.native_library)]
-        found.append(checks.native_match())
-        facts.findings = [{**dataclasses.asdict(finding), "state": finding.state.value} for finding in found]
+        findings = [check() for check in (checks.python, checks.tensorflow, checks.keras, checks.native_library)]
+        findings.append(checks.native_match())
+        facts.findings = [{**dataclasses.asdict(finding), "state": finding.state.value} for finding in findings]
         facts.gpus = checks.tensorflow_answer().values.get("gpus")
     return facts
 
@@ -159,7 +161,7 @@ def networks(addresses: Mapping[str, Iterable[Any]], up: Iterable[str]) -> list[
     Returns:
         Pairs (interface, "address/prefix"), without the loopback and without addresses that hold on one link alone.
     """
-    found = []
+    listed = []
     for name, entries in sorted(addresses.items()):
         for entry in entries:
             if entry.family not in (socket.AF_INET, socket.AF_INET6) or name not in up or not entry.netmask:
@@ -167,8 +169,8 @@ def networks(addresses: Mapping[str, Iterable[Any]], up: Iterable[str]) -> list[
             prefix = int(ipaddress.ip_address(entry.netmask)).bit_count()
             address = ipaddress.ip_interface(f"{entry.address.partition('%')[0]}/{prefix}")
             if not address.is_loopback and not (address.version == 6 and address.is_link_local):
-                found.append([name, str(address)])
-    return found
+                listed.append([name, str(address)])
+    return listed
 
 
 def started_by(programs: Iterable[str]) -> str:
@@ -203,22 +205,22 @@ def mapped(maps: str) -> list[str]:
 
 def family(soname: str) -> str:
     """Return the MPI to which a library belongs, by its version number: "Open MPI", "MPICH", or empty."""
-    found = re.search(r"\.so\.(\d+)", soname)
-    return {"40": "Open MPI", "20": "Open MPI", "12": "MPICH"}.get(found[1] if found else "", "")
+    match = re.search(r"\.so\.(\d+)", soname)
+    return {"40": "Open MPI", "20": "Open MPI", "12": "MPICH"}.get(match[1] if match else "", "")
 
 
 def _peers() -> dict[str, str]:
-    found = {}
+    peers = {}
     answer = child.ask(sys.executable, checks.MPI4PY)
     if not answer.error:
-        found["mpi4py"] = checks.flavour(str(answer.values["mpi"]))
+        peers["mpi4py"] = checks.flavour(str(answer.values["mpi"]))
     spec = importlib.util.find_spec("horovod")
     folders = spec.submodule_search_locations or [] if spec is not None else []
     for library in (path for folder in folders for path in Path(folder, "tensorflow").glob("mpi_lib*.so")):
         needed = NEEDED.search(library.read_bytes())
         if needed:
-            found["Horovod"] = needed[1].decode()
-    return found
+            peers["Horovod"] = needed[1].decode()
+    return peers
 
 
 def _tensorflow() -> str:

@@ -87,8 +87,8 @@ def meet(facts: dict[str, Any], limit_s: float) -> dict[str, Any]:
 
 def main() -> None:
     """Read the facts and the limit from stdin, meet the other ranks, and print the result after a mark."""
-    given = json.load(sys.stdin)
-    met = meet(given["facts"], given["limit_s"])
+    request = json.load(sys.stdin)
+    met = meet(request["facts"], request["limit_s"])
     print(f"\n{MARK}{json.dumps(met)}", flush=True)
 
 

@@ -182,10 +182,11 @@ class Layout:
     @property
     def reason(self) -> str:
         """Why the bucketer was chosen, in one line; empty if there was no choice."""
-        timed = [one for one in self.outcomes if one.step_s is not None]
+        timed = [outcome for outcome in self.outcomes if outcome.step_s is not None]
         listed = ", ".join(
-            f"{one.bucketer} {(one.step_s or 0.0) * 1e3:.4g} ms ({one.buckets} bucket{'s' if one.buckets != 1 else ''})"
-            for one in timed
+            f"{outcome.bucketer} {(outcome.step_s or 0.0) * 1e3:.4g} ms "
+            f"({outcome.buckets} bucket{'s' if outcome.buckets != 1 else ''})"
+            for outcome in timed
         )
         return f"the predicted step by bucketer: {listed}" if timed else ""
 
@@ -257,9 +258,9 @@ class Layout:
                 raise PlanError(f"tensor {name!r}: it is {text} there, and {tensors[place_of[name]].text} here")
         buckets: list[BucketLayout] = []
         seen: dict[int, int] = {}
-        for number, one in enumerate(values["buckets"]):
+        for number, bucket in enumerate(values["buckets"]):
             members = []
-            for name in one["tensors"]:
+            for name in bucket["tensors"]:
                 if name not in place_of:
                     raise PlanError(f"bucket {number}: the step has no tensor {name!r}")
                 place = place_of[name]
@@ -270,7 +271,7 @@ class Layout:
                 seen[place] = number
                 members.append(place)
             try:
-                buckets.append(_bucket_from_json(one, tree, tensors, members, op))
+                buckets.append(_bucket_from_json(bucket, tree, tensors, members, op))
             except PlanError as error:
                 raise PlanError(f"bucket {number}: {error}") from error
         if places is not None and set(places) != set(seen):
@@ -292,11 +293,11 @@ class Layout:
 
 
 def _place_of(tensors: Sequence[Tensor]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    places: dict[str, int] = {}
     for place, tensor in enumerate(tensors):
-        if found.setdefault(tensor.name, place) != place:
+        if places.setdefault(tensor.name, place) != place:
             raise PlanError(f"tensor {tensor.name!r}: two tensors have this name, so that a layout cannot name them")
-    return found
+    return places
 
 
 def _bucket_from_json(

@@ -130,12 +130,12 @@ def links(tree: Tree) -> tuple[LinkKind, ...]:
     joining: dict[int, list[Link]] = {}
     for node in (node for nodes in tree.levels() for node in nodes if len(node.children) > 1):
         joining.setdefault(node.height, []).extend(node.ports)  # by height, because hosts may have different depths
-    found = []
+    kinds_of_links = []
     for height, joined in sorted(joining.items(), reverse=True):
         betas, alphas = sorted(link.beta_s_per_byte for link in joined), sorted(link.alpha_s for link in joined)
         slowest, fastest = (8 / beta if beta else None for beta in (betas[-1], betas[0]))
-        found.append(LinkKind(_kind(height), (slowest, fastest), (alphas[0], alphas[-1])))
-    return tuple(found)
+        kinds_of_links.append(LinkKind(_kind(height), (slowest, fastest), (alphas[0], alphas[-1])))
+    return tuple(kinds_of_links)
 
 
 def loads(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity = DENSE) -> tuple[Load, ...]:
@@ -185,8 +185,8 @@ def _verdict(
         "busiest port": (mine.busiest_port_s, best.busiest_port_s),
         "waiting": (mine.waiting_s, best.waiting_s),
     }
-    word, (own, other) = max(reasons.items(), key=lambda item: item[1][0] - item[1][1])
-    return f"{times}, {word} +{(own - other) * 1e3:.3g} ms"
+    word, (loser_s, winner_s) = max(reasons.items(), key=lambda item: item[1][0] - item[1][1])
+    return f"{times}, {word} +{(loser_s - winner_s) * 1e3:.3g} ms"
 
 
 def as_json(explanation: Explanation) -> dict[str, object]:

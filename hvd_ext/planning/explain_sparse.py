@@ -106,11 +106,11 @@ def explain(
     plans, refused = {DENSE: best.plan, DENSE_STEP: chosen.dense}, []
     chosen_for = max(size_class(nbytes), LEAST_NBYTES)
     for name in registry.sparse_names():
-        found = best_variant(tree, name, chosen_for, sparsity, height)
-        if isinstance(found, str):
-            refused.append(Entry(name, None, None, (), f"does not apply: {found}"))
+        variant = best_variant(tree, name, chosen_for, sparsity, height)
+        if isinstance(variant, str):
+            refused.append(Entry(name, None, None, (), f"does not apply: {variant}"))
         else:
-            plans[name] = found[1]
+            plans[name] = variant[1]
     prices = {name: sparse_price(plan, tree, nbytes, sparsity).seconds for name, plan in plans.items() if name != DENSE}
     prices[DENSE] = planner.price(tree, best.algorithm, nbytes).seconds
     entries = [
@@ -119,11 +119,11 @@ def explain(
     ]
     dense_from = break_even(chosen.plan, prices[DENSE], tree, nbytes, sparsity)
     host_nbytes = round(inter_host_nbytes(len(tree.hosts()), nbytes // ELEMENT_NBYTES, density, entry_nbytes))
-    told = steps(chosen.plan, tree, nbytes, sparsity)
+    levels = steps(chosen.plan, tree, nbytes, sparsity)
     facts = (tree.describe(), links(tree), nbytes, chosen_for, density, entry_nbytes)
     dense = (best.algorithm, best.why, dense_from, chosen.dense_above)
     how = pricing(tree, "dense pipelined and the others in one segment")
-    return SparseExplanation(*facts, algorithm, *dense, host_nbytes, how, (*entries, *refused), told), chosen
+    return SparseExplanation(*facts, algorithm, *dense, host_nbytes, how, (*entries, *refused), levels), chosen
 
 
 def inter_host_nbytes(hosts: int, elements: int, density: float, entry_nbytes: float = ENTRY_NBYTES) -> float:
@@ -158,13 +158,13 @@ def _entry(
 
 def steps(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> tuple[Step, ...]:
     """The time and the traffic of a plan, level by level; the seconds of the levels add up to the plan's price."""
-    found, before_s, before = [], 0.0, [0.0] * tree.depth
+    levels, before_s, before = [], 0.0, [0.0] * tree.depth
     for number, level in enumerate(plan.levels, 1):
         part = replace(plan, levels=plan.levels[:number])
-        now_s = sparse_price(part, tree, nbytes, sparsity).seconds
+        until_s = sparse_price(part, tree, nbytes, sparsity).seconds
         # The totals count each message twice, at the sender's port and at the receiver's.
-        now = [kind.total * nbytes / 2 for kind in traffic(part, tree, sparsity)]
-        sent = tuple(round(one - other) for one, other in zip(now, before, strict=True))
-        found.append(Step(level.name, now_s - before_s, sent))
-        before_s, before = now_s, now
-    return tuple(found)
+        until = [kind.total * nbytes / 2 for kind in traffic(part, tree, sparsity)]
+        sent = tuple(round(total - earlier) for total, earlier in zip(until, before, strict=True))
+        levels.append(Step(level.name, until_s - before_s, sent))
+        before_s, before = until_s, until
+    return tuple(levels)

@@ -80,8 +80,8 @@ def _point(tree: Tree, name: str, nbytes: int) -> Parts:
     grains = [segment_of(tree, name, size) for size in (half, nbytes)]
     # Of so many segments a larger bucket goes on at their pace, unless its segments have another size.
     if half >= 2 * PLAYED_WINDOWS * WINDOW * grains[0] and abs(grains[1] - grains[0]) <= 0.1 * grains[0]:
-        one, two = _point(tree, name, quarter), _point(tree, name, half)
-        return Parts(3 * two.hold_s - 2 * one.hold_s, two.tail_s)
+        smaller, larger = _point(tree, name, quarter), _point(tree, name, half)
+        return Parts(3 * larger.hold_s - 2 * smaller.hold_s, larger.tail_s)
     plan = planner.allreduce_plan(tree, name).plan
     return parts_of(plan, tree, nbytes, grains[1], lambda: planner.profile_of(tree, name))
 
@@ -130,22 +130,23 @@ def candidates(tree: Tree, nbytes: int) -> tuple[Candidate, ...]:
         ring, as the simplest.
     """
     low = _low(nbytes)
-    found = [
+    priced = [
         Candidate(name, one_price(table([(size, _point(tree, name, size)) for size in (low, 2 * low)]), nbytes))
         for name in sorted({*_near(tree, low), *_near(tree, 2 * low)})
     ]
-    best_s = min(one.parts.seconds for one in found)
+    best_s = min(candidate.parts.seconds for candidate in priced)
 
-    def rank(one: Candidate) -> tuple[float, float, bool, str]:
-        tied = one.parts.seconds <= best_s * (1 + planner.TIE)
-        return (best_s if tied else one.parts.seconds, round(one.parts.hold_s, 9), one.name != "ring", one.name)
+    def rank(candidate: Candidate) -> tuple[float, float, bool, str]:
+        name, parts = candidate.name, candidate.parts
+        tied = parts.seconds <= best_s * (1 + planner.TIE)
+        return (best_s if tied else parts.seconds, round(parts.hold_s, 9), name != "ring", name)
 
-    return tuple(sorted(found, key=rank))
+    return tuple(sorted(priced, key=rank))
 
 
 def chosen(tree: Tree, name: str, nbytes: int, among: tuple[Candidate, ...]) -> Choice:
     """Says why a bucket has its schedule."""
-    parts = {one.name: one.parts for one in among}
+    parts = {candidate.name: candidate.parts for candidate in among}
     first = sorted(parts, key=lambda other: (other != name, parts[other].seconds, other))[: 1 + planner.MOST_NAMED]
     listed = ", ".join(
         f"{other} {parts[other].hold_s * 1e3:.3g} + {parts[other].tail_s * 1e3:.3g} ms" for other in first
@@ -153,7 +154,10 @@ def chosen(tree: Tree, name: str, nbytes: int, among: tuple[Candidate, ...]) -> 
     plan = planner.allreduce_plan(tree, name).plan
     why = f"cheapest in its lane for {nbytes} bytes on {tree.describe()} (hold + tail): {listed}"
     return Choice(
-        plan, name, why + (f"; {plan.note}" if plan.note else ""), tuple((one.name, one.parts.seconds) for one in among)
+        plan,
+        name,
+        why + (f"; {plan.note}" if plan.note else ""),
+        tuple((candidate.name, candidate.parts.seconds) for candidate in among),
     )
 
 
@@ -187,7 +191,7 @@ def sparse_table(tree: Tree, name: str, sparsity: Sparsity, height: int | None) 
 
     def price(nbytes: int) -> Parts:
         plan, dense = _variant(tree, name, nbytes, sparsity, height)
-        both = [sparse_parts(one, tree, nbytes, sparsity) for one in (plan, dense)]
+        both = [sparse_parts(either, tree, nbytes, sparsity) for either in (plan, dense)]
         return min(both, key=lambda parts: parts.seconds)
 
     return doubling(price)
@@ -249,8 +253,8 @@ def _low(nbytes: int) -> int:
 def _variant(
     tree: Tree, name: str, nbytes: int, sparsity: Sparsity, height: int | None
 ) -> tuple[LogicalPlan, LogicalPlan]:
-    found = best_variant(tree, name, nbytes, sparsity, height)
-    if isinstance(found, str):
-        raise PlanError(f"algorithm {name!r} on {tree.describe()}: {found}; choose another one")
-    _, plan, used = found
+    variant = best_variant(tree, name, nbytes, sparsity, height)
+    if isinstance(variant, str):
+        raise PlanError(f"algorithm {name!r} on {tree.describe()}: {variant}; choose another one")
+    _, plan, used = variant
     return plan, companion(tree, name, used)

@@ -56,9 +56,9 @@ def rows_of(plan: LogicalPlan, rank: int) -> Rows:
     parts: list[Rows] = []
     first_round = 0
     for level in plan.levels:
-        own = [call for call in level.calls if rank == call.root or rank in call.ranks]
-        made = [_rows_of_call(call, rank) for call in own if call.kind not in _OF_SPARSE_PLANS]
-        if sparse := [call for call in own if call.kind in _OF_SPARSE_PLANS]:
+        calls = [call for call in level.calls if rank == call.root or rank in call.ranks]
+        made = [_rows_of_call(call, rank) for call in calls if call.kind not in _OF_SPARSE_PLANS]
+        if sparse := [call for call in calls if call.kind in _OF_SPARSE_PLANS]:
             made.append(sparse_rows(sparse, rank))
         for rows in made:
             rows[:, ROUND] += first_round
@@ -122,10 +122,10 @@ def _rows_of_call(call: Call, rank: int) -> Rows:
     hops = [np.empty((0, _HOP_COLUMNS), dtype=np.int64)]
     if rank in call.ranks:
         hops.append(_reduction(call.method, size, call.ranks.index(rank), targets))
-    found = np.concatenate(hops)
-    rows = np.empty((len(found), 5), dtype=np.int64)
-    rows[:, ROUND], rows[:, OPCODE] = found[:, 0], found[:, 1]
-    rows[:, PEER], rows[:, BEGIN], rows[:, COUNT] = ranks[found[:, 2]], begins[found[:, 3]], counts[found[:, 3]]
+    table = np.concatenate(hops)
+    rows = np.empty((len(table), 5), dtype=np.int64)
+    rows[:, ROUND], rows[:, OPCODE] = table[:, 0], table[:, 1]
+    rows[:, PEER], rows[:, BEGIN], rows[:, COUNT] = ranks[table[:, 2]], begins[table[:, 3]], counts[table[:, 3]]
     if call.root >= 0 and call.root not in call.ranks:
         rows = np.concatenate((rows, _hand_over(call, rank)))
     rows = _merged(rows[rows[:, COUNT] > 0])
@@ -185,8 +185,8 @@ def _reduction(method: Method, size: int, place: int, targets: _Ints) -> _Ints:
     distance = (place - targets) % size
     if method == "direct":
         others = np.array([p for p in range(size) if p != place], dtype=np.int64)
-        own = spans[distance == 0]
-        received = [_hops(0, RECV_REDUCE, others, np.full_like(others, span), True) for span in own]
+        reduced_here = spans[distance == 0]
+        received = [_hops(0, RECV_REDUCE, others, np.full_like(others, span), True) for span in reduced_here]
         return np.concatenate([_hops(0, SEND, targets, spans, distance > 0), *received])
     steps = _steps(method, size)
     parts = [np.empty((0, _HOP_COLUMNS), dtype=np.int64)]

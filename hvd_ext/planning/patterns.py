@@ -69,13 +69,13 @@ def pairs_of(hosts: int, rounds: int) -> list[list[tuple[int, int]]]:
         method of round-robin tournaments.
     """
     circle = [*range(hosts)] + [-1] * (hosts % 2)
-    found = []
+    rounds_of_pairs = []
     for _ in range(min(len(circle) - 1, rounds)):
         half = len(circle) // 2
         met = [(circle[place], circle[-1 - place]) for place in range(half)]
-        found.append([(min(pair), max(pair)) for pair in met if -1 not in pair])
+        rounds_of_pairs.append([(min(pair), max(pair)) for pair in met if -1 not in pair])
         circle = [circle[0], circle[-1], *circle[1:-1]]
-    return found
+    return rounds_of_pairs
 
 
 def exchanges(
@@ -93,8 +93,8 @@ def exchanges(
     """
     most = max((len(hosts[host]) for pair in pairs for host in pair), default=1)
     calls = []
-    for one, two in pairs:
-        first, second = hosts[one], hosts[two]
+    for left, right in pairs:
+        first, second = hosts[left], hosts[right]
         for place in range(max(len(first), len(second))):
             ranks = (first[place % len(first)], second[place % len(second)])
             for message in range(messages):

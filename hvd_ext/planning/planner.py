@@ -117,7 +117,7 @@ def _preference(tree: Tree, name: str, other: str, prices: dict[str, float]) -> 
 
 def _load_s(tree: Tree, name: str) -> float:
     """The sum of the busiest ports of all kinds of links; rounded, because equal plans may differ in the last bit."""
-    return float(f"{sum(found.busiest_s_per_byte for found in traffic(_built(tree, name), tree)):.9g}")
+    return float(f"{sum(kind.busiest_s_per_byte for kind in traffic(_built(tree, name), tree)):.9g}")
 
 
 @lru_cache(maxsize=1024)

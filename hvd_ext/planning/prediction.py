@@ -69,10 +69,10 @@ def in_lane(
         scheduled: the buckets, and what else travels, from lane_of().
     """
     begins_s, ends_s = lane.times_in_lane(scheduled, tree, most_messages=most_messages)
-    found = of_lane(times, begins_s, ends_s)
-    buckets = [number for number, one in enumerate(scheduled) if one.is_bucket]
+    predicted = of_lane(times, begins_s, ends_s)
+    buckets = [number for number, load in enumerate(scheduled) if load.is_bucket]
     return replace(
-        found,
+        predicted,
         begins_s=tuple(begins_s[number] for number in buckets),
         ends_s=tuple(ends_s[number] for number in buckets),
     )
@@ -98,8 +98,8 @@ def lane_of(tree: Tree, layout: Layout, times: StepTimes, density: float | None 
         )
         for since, nbytes in times.rows
     ]
-    both = lane.in_turn([(one.ready_s, one) for one in scheduled], [(one.ready_s, one) for one in rows])
-    return [one for _, one in both]
+    both = lane.in_turn([(load.ready_s, load) for load in scheduled], [(load.ready_s, load) for load in rows])
+    return [load for _, load in both]
 
 
 def loads_of(tree: Tree, times: StepTimes) -> list[tuple[float, Parts]]:
@@ -129,22 +129,22 @@ def ready_of(times: StepTimes, tensors: Sequence[Tensor]) -> tuple[float, ...]:
         PlanError: the times do not have a tensor, or it has another number of elements there.
     """
     if len(tensors) == len(times.tensors) and all(
-        one.name == other.name for one, other in zip(tensors, times.tensors, strict=True)
+        tensor.name == other.name for tensor, other in zip(tensors, times.tensors, strict=True)
     ):
-        found = list(zip(times.tensors, times.ready_s, strict=True))
+        pairs = list(zip(times.tensors, times.ready_s, strict=True))
     else:
-        by_name = {one.name: (one, ready_s) for one, ready_s in zip(times.tensors, times.ready_s, strict=True)}
+        by_name = {timed.name: (timed, ready_s) for timed, ready_s in zip(times.tensors, times.ready_s, strict=True)}
         missing = next((tensor.name for tensor in tensors if tensor.name not in by_name), None)
         if missing is not None:
             raise PlanError(f"step times: tensor {missing!r} is missing; the times are those of another model")
-        found = [by_name[tensor.name] for tensor in tensors]
-    for tensor, (one, _) in zip(tensors, found, strict=True):
-        if one.elements != tensor.elements:
+        pairs = [by_name[tensor.name] for tensor in tensors]
+    for tensor, (timed, _) in zip(tensors, pairs, strict=True):
+        if timed.elements != tensor.elements:
             raise PlanError(
-                f"step times: tensor {tensor.name!r} has {one.elements} elements there and {tensor.elements} here; the "
-                "times are those of another model"
+                f"step times: tensor {tensor.name!r} has {timed.elements} elements there and {tensor.elements} here; "
+                "the times are those of another model"
             )
-    return tuple(ready_s for _, ready_s in found)
+    return tuple(ready_s for _, ready_s in pairs)
 
 
 def _in_lane(tree: Tree, bucket: BucketLayout, nbytes: int, ready_s: float, density: float | None) -> InLane:

@@ -75,15 +75,15 @@ class SparseSchedule(Schedule, Protocol):
 
 @lru_cache(maxsize=1)
 def _found() -> dict[str, Schedule | SparseSchedule]:
-    found: dict[str, Schedule | SparseSchedule] = {}
+    modules: dict[str, Schedule | SparseSchedule] = {}
     for info in sorted(pkgutil.iter_modules(schedules.__path__), key=lambda info: info.name):
         module = cast("Schedule | SparseSchedule", importlib.import_module(f"{schedules.__name__}.{info.name}"))
         if module.card.name != info.name:
             raise PlanError(
                 f"schedule {info.name!r}: its card must have the name of its module, got {module.card.name!r}"
             )
-        found[info.name] = module
-    return found
+        modules[info.name] = module
+    return modules
 
 
 def names() -> tuple[str, ...]:
@@ -133,13 +133,13 @@ def supports(schedule: Schedule | SparseSchedule, tree: Tree) -> str | None:
 
     A schedule that cannot run on every cluster has a function `supports(tree)`.
     """
-    asked: Callable[[Tree], str | None] | None = getattr(schedule, "supports", None)
-    return None if asked is None else asked(tree)
+    check: Callable[[Tree], str | None] | None = getattr(schedule, "supports", None)
+    return None if check is None else check(tree)
 
 
-def _named(name: str, known: tuple[str, ...], rule: str = "must be one of") -> Schedule | SparseSchedule:
-    if name in known:
+def _named(name: str, valid: tuple[str, ...], rule: str = "must be one of") -> Schedule | SparseSchedule:
+    if name in valid:
         return _found()[name]
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, valid, n=1)
     guess = f"; did you mean {near[0]!r}?" if near else ""
-    raise PlanError(f"algorithm {name!r}: {rule} {', '.join(known)}{guess}")
+    raise PlanError(f"algorithm {name!r}: {rule} {', '.join(valid)}{guess}")

@@ -101,7 +101,7 @@ def on_cluster(
     Raises:
         PlanError: there is no such bucketer or algorithm, or it cannot run on the cluster.
     """
-    found = layout(
+    laid_out = layout(
         tree,
         times.tensors,
         _AVERAGE,
@@ -113,9 +113,9 @@ def on_cluster(
         buckets=bucketer,
         times=times,
     )
-    predicted = predict(tree, found, times)
-    used = tuple(dict.fromkeys(bucket.plan.algorithm for bucket in found.buckets))
-    members = tuple(bucket.tensors for bucket in found.buckets)
+    predicted = predict(tree, laid_out, times)
+    used = tuple(dict.fromkeys(bucket.plan.algorithm for bucket in laid_out.buckets))
+    members = tuple(bucket.tensors for bucket in laid_out.buckets)
     ready = tuple(_ready_s(times, places) for places in members)
     return Row(tree.size, bucketer, algorithm, used, times, members, ready, predicted)
 
@@ -140,10 +140,10 @@ def on_line(
     if bucketer == "auto":
         able = [name for name in buckets.SIMPLEST_FIRST if buckets.supports(buckets.get(name), request) is None]
         return replace(best([on_line(price, times, name, ranks, bucket_nbytes) for name in able]), bucketer=bucketer)
-    found = buckets.plan(request, bucketer).buckets
-    members = tuple(bucket.tensors for bucket in found)
+    made = buckets.plan(request, bucketer).buckets
+    members = tuple(bucket.tensors for bucket in made)
     ready = tuple(_ready_s(times, places) for places in members)
-    holds, tails = price.parts_s([bucket.nbytes for bucket in found])
+    holds, tails = price.parts_s([bucket.nbytes for bucket in made])
     parts = [lane.Parts(float(hold), float(tail)) for hold, tail in zip(holds, tails, strict=True)]
     predicted = of_lane(times, *lane.recursion(ready, parts))
     return Row(ranks, bucketer, "T = A + B n", (), times, members, ready, predicted)
@@ -177,8 +177,8 @@ def rows(
     check(bucketers)
     trees = [scaled(tree, count) for count in ranks or (tree.size,)]
     return [
-        on_cluster(one, times, bucketer, algorithm, bucket_nbytes=bucket_nbytes)
-        for one in trees
+        on_cluster(cluster, times, bucketer, algorithm, bucket_nbytes=bucket_nbytes)
+        for cluster in trees
         for algorithm in algorithms
         for bucketer in bucketers
     ]
@@ -195,12 +195,12 @@ def check(bucketers: Sequence[str]) -> None:
             buckets.get(name)
 
 
-def best(found: Sequence[Row]) -> Row:
+def best(rows: Sequence[Row]) -> Row:
     """Finds the row with the shortest step; of equals the one with the fewest buckets.
 
     Raises:
         PlanError: there is no row.
     """
-    if not found:
+    if not rows:
         raise PlanError("rows: there is none to choose from")
-    return min(found, key=lambda row: (row.iteration_s, row.buckets))
+    return min(rows, key=lambda row: (row.iteration_s, row.buckets))

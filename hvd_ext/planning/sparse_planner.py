@@ -83,15 +83,15 @@ def sparsity_on(
 
 @lru_cache(maxsize=256)
 def _chosen(tree: Tree, algorithm: str, nbytes: int, sparsity: Sparsity, height: int | None) -> Choice:
-    found = {name: best_variant(tree, name, nbytes, sparsity, height) for name in registry.sparse_names()}
-    best = found[algorithm]
+    variants_of = {name: best_variant(tree, name, nbytes, sparsity, height) for name in registry.sparse_names()}
+    best = variants_of[algorithm]
     assert not isinstance(best, str)
     price_s, plan, used = best
     dense = companion(tree, algorithm, used)
     _check_shards(plan, dense)
     dense_s = sparse_price(dense, tree, nbytes, sparsity).seconds
     above = break_even(plan, dense_s, tree, nbytes, sparsity)
-    candidates = [(name, one if isinstance(one, str) else one[0]) for name, one in found.items()]
+    candidates = [(name, variant if isinstance(variant, str) else variant[0]) for name, variant in variants_of.items()]
     since = "at every density" if above <= LEAST_DENSITY else f"from density {above:.3g} on"
     why = (
         f"at density {sparsity.density:.3g} {price_s * 1e3:.3g} ms for {nbytes} bytes on {tree.describe()}, dense "
@@ -117,7 +117,7 @@ def best_variant(
         return reason
     plans = [(plan, tried) for tried in heights(tree, height) for plan in variants(tree, name, tried)]
     priced = [(sparse_price(plan, tree, nbytes, sparsity).seconds, plan, tried) for plan, tried in plans]
-    return min(priced, key=lambda one: one[0])
+    return min(priced, key=lambda variant: variant[0])
 
 
 def heights(tree: Tree, height: int | None) -> Sequence[int]:
@@ -183,11 +183,11 @@ def _check_shards(plan: LogicalPlan, dense: LogicalPlan) -> None:
     if plan.size > MOST_RANKS:
         return  # the tests check larger plans, as they do for proofs
     for rank in range(plan.size):
-        own, other = shards_of(plan, rank), shards_of(dense, rank)
-        if own != other:
+        selected, folded = shards_of(plan, rank), shards_of(dense, rank)
+        if selected != folded:
             raise PlanError(
-                f"{plan.algorithm}: rank {rank} selects in {own} of the buffer and folds in {other}: a residual needs "
-                "the same ranges in both plans"
+                f"{plan.algorithm}: rank {rank} selects in {selected} of the buffer and folds in {folded}: a residual "
+                "needs the same ranges in both plans"
             )
 
 

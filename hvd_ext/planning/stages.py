@@ -72,8 +72,8 @@ def _joined(root: Node, blocks: set[int]) -> list[Node]:
     """The branches whose children are the blocks; none if some block has a sibling that is not a block."""
     above = _above(root, blocks)
     parents = [node for node in above if any(_is_block(child, blocks) for child in node.children)]
-    whole = all(_is_block(child, blocks) for node in parents for child in node.children)
-    return parents if whole else []
+    complete = all(_is_block(child, blocks) for node in parents for child in node.children)
+    return parents if complete else []
 
 
 def _above(node: Node, blocks: set[int]) -> list[Node]:

@@ -53,7 +53,7 @@ class StepTimes:
             ("forward_s", self.forward_s),
             ("update_s", self.update_s or 0.0),
             *(("rows", value) for row in self.rows for value in row),
-            *((f"tensor {one.name!r}", ready) for one, ready in zip(self.tensors, self.ready_s, strict=True)),
+            *((f"tensor {tensor.name!r}", ready) for tensor, ready in zip(self.tensors, self.ready_s, strict=True)),
         ]:
             if not 0 <= value < math.inf:
                 raise PlanError(f"step times, {what} ({value}): must be a finite number, 0 or more")

@@ -55,7 +55,7 @@ def _value(rank: int, outcome: Outcome) -> Any:
 
 def _error_of(files: Files, raised: Mapping[int, Outcome]) -> RankError:
     """Return the error of the rank that failed first, not of a rank that only reports that another is gone."""
-    rank = min(raised, key=lambda one: (raised[one].consequence, raised[one].at_s))
+    rank = min(raised, key=lambda failed: (raised[failed].consequence, raised[failed].at_s))
     outcome = raised[rank]
     error = RankError(
         f"run: rank {rank} raised {outcome.error}\nIts output is in {files.output(rank)}, that of the other ranks "

@@ -177,14 +177,14 @@ class Job:
 
     def ranks(self) -> list[psutil.Process]:
         """Return the job's ranks on this machine, without the launcher and its daemons."""
-        found = []
+        ranks = []
         for process in self.processes():
             try:
                 if any(name in process.environ() for name in RANK_VARIABLES):
-                    found.append(process)
+                    ranks.append(process)
             except (psutil.Error, OSError):
                 continue
-        return found
+        return ranks
 
     def stop(self) -> None:
         """Stop the job: signal the launcher first, then kill what is left. Ctrl-C is ignored meanwhile."""
@@ -210,14 +210,14 @@ class Job:
 
     def processes(self) -> list[psutil.Process]:
         """Return the processes of the job that are still alive."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             try:
                 if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    processes.append(process)
             except (psutil.Error, OSError):
                 continue
-        return found
+        return processes
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:

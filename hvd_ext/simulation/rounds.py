@@ -320,27 +320,27 @@ class _Play:
         self._made += 1
 
     def _gradient(self, rank: int, step: int, now_s: float) -> None:
-        one = self._ranks[rank]
-        one.arrived = step
+        state = self._ranks[rank]
+        state.arrived = step
         self._gradients_s[rank, step - 1] = now_s
         self._push(now_s + self._words_s[rank], _HEARD, rank, step)
         self._begin_rounds(rank, now_s)  # the bound may have waited for it
-        one.waits = True
+        state.waits = True
         self._go_on(rank, now_s)
 
     def _go_on(self, rank: int, now_s: float) -> None:
         """Ends the rank's step if its result is there, and begins the next one."""
-        one = self._ranks[rank]
-        if not one.waits or one.step - self._rules.delay > self._over:
+        state = self._ranks[rank]
+        if not state.waits or state.step - self._rules.delay > self._over:
             return
-        self._ends_s[rank, one.step - 1] = now_s
-        one.waits = False
-        if one.step < self._counts[rank]:
-            one.step += 1
-            self._push(now_s + float(self._times_s[rank, one.step - 1]), _GRADIENT, rank, one.step)
+        self._ends_s[rank, state.step - 1] = now_s
+        state.waits = False
+        if state.step < self._counts[rank]:
+            state.step += 1
+            self._push(now_s + float(self._times_s[rank, state.step - 1]), _GRADIENT, rank, state.step)
             return
-        one.left = True
-        one.arrived = max(one.arrived, self._over)
+        state.left = True
+        state.arrived = max(state.arrived, self._over)
         self._push(now_s + self._words_s[rank], _HEARD, rank, 0)
         self._begin_rounds(rank, now_s)
 
@@ -357,12 +357,12 @@ class _Play:
             self._push(now_s + word_s, _OPEN, other, opened)
 
     def _begin_rounds(self, rank: int, now_s: float) -> None:
-        one = self._ranks[rank]
-        while one.takes_part(self._rules.staleness):
-            one.begun += 1
-            number = one.begun
+        state = self._ranks[rank]
+        while state.takes_part(self._rules.staleness):
+            state.begun += 1
+            number = state.begun
             # with a delay the gradient of the next step may be there too, which is not in this round
-            self._arrived[number - 1, rank] = min(one.arrived, number)
+            self._arrived[number - 1, rank] = min(state.arrived, number)
             self._taking_part[number] += 1
             if self._taking_part[number] == len(self._ranks):
                 # the round before has all ranks too, so that its end is known
@@ -373,7 +373,7 @@ class _Play:
 
     def _end_round(self, number: int, now_s: float) -> None:
         self._over = number
-        for rank, one in enumerate(self._ranks):
-            if one.left:
-                one.arrived = max(one.arrived, number)  # it takes the round without a gradient
+        for rank, state in enumerate(self._ranks):
+            if state.left:
+                state.arrived = max(state.arrived, number)  # it takes the round without a gradient
             self._go_on(rank, now_s)

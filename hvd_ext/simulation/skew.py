@@ -41,10 +41,10 @@ class Skew:
             InvalidError: the text is none of `KINDS`, or its times do not fit.
         """
         kind, _, rest = text.partition(":")
-        found = [_TIME.fullmatch(part.strip()) for part in rest.split(",")]
-        if kind not in KINDS or None in found or len(found) != _NUMBERS.get(kind, len(found)):
+        matches = [_TIME.fullmatch(part.strip()) for part in rest.split(",")]
+        if kind not in KINDS or None in matches or len(matches) != _NUMBERS.get(kind, len(matches)):
             raise InvalidError(f"skew {text!r}: must be one of: " + "; ".join(KINDS.values()))
-        times_s = tuple(float(one[1]) * _UNITS_S[one[2]] for one in found if one)
+        times_s = tuple(float(match[1]) * _UNITS_S[match[2]] for match in matches if match)
         if kind in ("uniform", "shifting") and times_s[0] > times_s[1]:
             raise InvalidError(f"skew {text!r}: the first time must not be longer than the second one")
         if kind == "lognormal" and not times_s[0]:
@@ -63,9 +63,9 @@ class Skew:
                 raise InvalidError(f"skew of {len(self.times_s)} ranks: must have a time for each of {ranks}")
             return np.repeat(np.array(self.times_s)[:, None], steps, 1)
         if self.kind == "one":
-            found = np.zeros(shape)
-            found[random.integers(ranks, size=steps), np.arange(steps)] = self.times_s[0]
-            return found
+            delays = np.zeros(shape)
+            delays[random.integers(ranks, size=steps), np.arange(steps)] = self.times_s[0]
+            return delays
         first, second = self.times_s
         if self.kind == "uniform":
             return random.uniform(first, second, shape)
@@ -140,14 +140,14 @@ def gains(
     """
     step_s = computing_s + skew.seconds(ranks, STEPS, seed)
     full = play(step_s, Rules(), full_s)
-    found = []
+    gains_of_modes = []
     for mode in modes:
         rules = rules_of(mode, staleness, ranks)
         played = full if mode == "full" else play(step_s, rules, round_s)
         counts = played.staleness / played.staleness.sum()
         # with a delay a gradient is in the round of its step, whose result is taken one step later
         late = np.concatenate([np.zeros(rules.delay), counts])
-        found.append(
+        gains_of_modes.append(
             Gain(
                 ranks,
                 mode,
@@ -158,4 +158,4 @@ def gains(
                 float(played.waited_s.mean()) / STEPS,
             )
         )
-    return found
+    return gains_of_modes

@@ -112,16 +112,16 @@ def levelled(betas: Sequence[float]) -> list[float]:
         The same in the same order; values of which each is within 5 % of the next larger one have their median.
     """
     order = sorted(range(len(betas)), key=lambda place: betas[place])
-    found = list(betas)
+    level = list(betas)
     group: list[int] = []
     for place in [*order, -1]:
         if group and (place < 0 or betas[place] > betas[group[-1]] * (1 + ALIKE)):
             middle = float(np.median([betas[member] for member in group]))
             for member in group:
-                found[member] = middle
+                level[member] = middle
             group = []
         group.append(place)
-    return found
+    return level
 
 
 def rounded(value: float) -> float:

@@ -62,9 +62,9 @@ def cluster(counts: Sequence[int], inside: Link, between: Link, gamma_s_per_byte
     if racks == 1:
         return Tree(Node("cluster", between, tuple(hosts)), gamma_s_per_byte)
     each = len(hosts) // racks
-    whole = Link(between.alpha_s, between.beta_s_per_byte / each)
+    of_racks = Link(between.alpha_s, between.beta_s_per_byte / each)
     parts = (Node(f"rack{rack}", between, tuple(hosts[rack * each : (rack + 1) * each])) for rack in range(racks))
-    return Tree(Node("cluster", whole, tuple(parts)), gamma_s_per_byte)
+    return Tree(Node("cluster", of_racks, tuple(parts)), gamma_s_per_byte)
 
 
 def _flexreduce(gpus: int) -> Preset:

@@ -70,10 +70,10 @@ class _NodeSchema(BaseModel):
 
     @model_validator(mode="after")
     def _one_content(self) -> _NodeSchema:
-        given = [key for key in ("children", "ranks", "rank") if getattr(self, key) is not None]
-        if len(given) != 1:
+        keys = [key for key in ("children", "ranks", "rank") if getattr(self, key) is not None]
+        if len(keys) != 1:
             raise ValueError(
-                f"a node must have exactly one of children, ranks and rank, got {' and '.join(given) or 'none'}"
+                f"a node must have exactly one of children, ranks and rank, got {' and '.join(keys) or 'none'}"
             )
         if (self.link is None) != (self.rank is not None):
             raise ValueError("a node with children or ranks must have a link, which joins them; a single rank has none")
@@ -137,9 +137,9 @@ def table() -> list[tuple[str, str, str, str]]:
     }
     places = {"a node": _NodeSchema.model_fields, "a link": _LinkSchema.model_fields, "the outermost node": outermost}
     schema = _ClusterSchema.model_json_schema()
-    found = {**schema["$defs"]["_LinkSchema"]["properties"], **schema["properties"]}
+    schemas = {**schema["$defs"]["_LinkSchema"]["properties"], **schema["properties"]}
     return [
-        (name, place, _takes(found[name]), field.description or "")
+        (name, place, _takes(schemas[name]), field.description or "")
         for place, fields in places.items()
         for name, field in fields.items()
     ]
@@ -147,7 +147,7 @@ def table() -> list[tuple[str, str, str, str]]:
 
 def _takes(schema: dict[str, Any]) -> str:
     """Describes the values of a key in words, from the key's JSON schema of pydantic."""
-    schema = next((one for one in schema.get("anyOf", ()) if one.get("type") != "null"), schema)
+    schema = next((either for either in schema.get("anyOf", ()) if either.get("type") != "null"), schema)
     if "$ref" in schema:
         return {"_LinkSchema": "a link", "_NodeSchema": "a node"}[schema["$ref"].rpartition("/")[2]]
     if schema["type"] == "array":

@@ -180,7 +180,7 @@ class Tree:
         def changed(node: Node) -> Node:
             if any(child.children for child in node.children):
                 return replace(node, children=tuple(changed(child) for child in node.children))
-            ranks = tuple(replace(one, port=slower(one.port)) if one.port else one for one in node.children)
+            ranks = tuple(replace(rank, port=slower(rank.port)) if rank.port else rank for rank in node.children)
             return replace(node, link=slower(node.link), children=ranks)
 
         return replace(
@@ -197,12 +197,12 @@ class Tree:
         Returns:
             One tuple of nodes per level, in tree order; the last tuple has only the root. Empty for a tree of one leaf.
         """
-        found: list[tuple[Node, ...]] = []
+        levels: list[tuple[Node, ...]] = []
         nodes: tuple[Node, ...] = (self.root,)
         while branches := tuple(node for node in nodes if node.children):
-            found.append(branches)
+            levels.append(branches)
             nodes = tuple(child for node in branches for child in node.children)
-        return tuple(reversed(found))
+        return tuple(reversed(levels))
 
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each host; a host is a branch whose children are all leaves.
@@ -214,17 +214,17 @@ class Tree:
 
     @cached_property
     def _hosts(self) -> tuple[tuple[int, ...], ...]:
-        found: list[tuple[int, ...]] = []
+        hosts: list[tuple[int, ...]] = []
 
         def visit(node: Node) -> None:
             if not any(child.children for child in node.children):
-                found.append(node.ranks)
+                hosts.append(node.ranks)
                 return
             for child in node.children:
                 visit(child)
 
         visit(self.root)
-        return tuple(found)
+        return tuple(hosts)
 
     def subset(self, ranks: Sequence[int]) -> Tree:
         """The tree of some of the ranks, with new numbers.

@@ -92,11 +92,11 @@ def events_of(records: Sequence[Record], book: Book) -> list[Event]:
     of_step: dict[tuple[int, int], list[Record]] = defaultdict(list)
     for record in records:
         of_step[(record.lane, record.id)].append(record)
-    for (lane, number), found in sorted(of_step.items()):
+    for (lane, number), of_call in sorted(of_step.items()):
         if lane == 0:
-            writer.call(found)
+            writer.call(of_call)
         elif lane in book.channels:
-            writer.step(lane, number, found)
+            writer.step(lane, number, of_call)
     return writer.named() + writer.events
 
 

@@ -50,7 +50,7 @@ def read(folder: Path) -> Merged:
     """
     if not folder.is_dir():
         raise InvalidError(f"{folder}: must be the folder of a trace, but it does not exist")
-    paths = {int(found[1]): path for path in folder.iterdir() if (found := _NAME.fullmatch(path.name))}
+    paths = {int(match[1]): path for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
     if not paths:
         raise InvalidError(
             f"{folder}: it must hold files rank_0.json, rank_1.json, ..., but there is none: set HVD_EXT_TRACE to it "
@@ -91,9 +91,9 @@ def checked(document: Any, rank: int) -> dict[str, Any]:
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
         raise ValueError("it must be an object with a list of traceEvents")
     about = document.get("otherData")
-    wanted = {"job": str, "rank": int, "size": int, "dropped": int, "clock_uncertainty_us": (int, float)}
-    if not isinstance(about, dict) or not all(isinstance(about.get(key), kind) for key, kind in wanted.items()):
-        raise ValueError(f"its otherData must say {', '.join(wanted)}")
+    required = {"job": str, "rank": int, "size": int, "dropped": int, "clock_uncertainty_us": (int, float)}
+    if not isinstance(about, dict) or not all(isinstance(about.get(key), kind) for key, kind in required.items()):
+        raise ValueError(f"its otherData must say {', '.join(required)}")
     if about["rank"] != rank:
         raise ValueError(f"it must be the trace of rank {rank}, it is that of rank {about['rank']}")
     for event in document["traceEvents"]:

@@ -54,8 +54,8 @@ class Summary:
     @property
     def histogram(self) -> str:
         """The staleness as text, such as "0: 90%, 1: 8%, 3: 2%"."""
-        every = sum(self.staleness)
-        return ", ".join(f"{late}: {count / every:.0%}" for late, count in enumerate(self.staleness) if count)
+        total = sum(self.staleness)
+        return ", ".join(f"{late}: {count / total:.0%}" for late, count in enumerate(self.staleness) if count)
 
     def line(self) -> str:
         """Return the summary as one line."""
@@ -104,7 +104,7 @@ def summed(numbers: Numbers, arrived: Numbers, waited_s: Seconds, ranks: Iterabl
     )
 
 
-def of_engine(known: Rounds, rank: int, ranks: Iterable[int]) -> Summary | None:
+def of_engine(recorded: Rounds, rank: int, ranks: Iterable[int]) -> Summary | None:
     """Sum up what the engine of a rank knows.
 
     Rank 0 knows when the gradients of all ranks came, and so how long they waited. Another rank knows this of itself.
@@ -115,17 +115,17 @@ def of_engine(known: Rounds, rank: int, ranks: Iterable[int]) -> Summary | None:
     Returns:
         The summary; None if no round is known.
     """
-    if not len(known.numbers):
+    if not len(recorded.numbers):
         return None
-    waited_s = np.full(known.arrived.shape[1], np.nan)
+    waited_s = np.full(recorded.arrived.shape[1], np.nan)
     if rank == 0:
-        waits_s = np.maximum(known.finished_s[:, None] - known.announced_s, 0.0)
-        waited_s = np.where(known.announced_s > 0, waits_s, 0.0).sum(0)
-    waited_s[rank] = known.waited_s.sum()
-    return summed(known.numbers, known.arrived, waited_s, ranks)
+        waits_s = np.maximum(recorded.finished_s[:, None] - recorded.announced_s, 0.0)
+        waited_s = np.where(recorded.announced_s > 0, waits_s, 0.0).sum(0)
+    waited_s[rank] = recorded.waited_s.sum()
+    return summed(recorded.numbers, recorded.arrived, waited_s, ranks)
 
 
-def events_of(known: Rounds, book: Book, lane: int, since_ns: int = 0) -> list[Event]:
+def events_of(recorded: Rounds, book: Book, lane: int, since_ns: int = 0) -> list[Event]:
     """Make the events of one rank's partial rounds, on a track of their own.
 
     Args:
@@ -135,13 +135,15 @@ def events_of(known: Rounds, book: Book, lane: int, since_ns: int = 0) -> list[E
         A span for each round, from its begin on this rank to its end; the name of the track comes first.
     """
     name, tid = book.channels[lane].name, lane * 1_000_000 + 1  # beside the track of the steps
-    arrived = known.arrived[:, book.rank]
-    before = np.concatenate((known.numbers[:1] - 1, arrived[:-1]))
+    arrived = recorded.arrived[:, book.rank]
+    before = np.concatenate((recorded.numbers[:1] - 1, arrived[:-1]))
     spans: list[Event] = []
-    for row, number in enumerate(known.numbers.tolist()):
-        if known.begins_s[row] * 1e9 < since_ns:
+    for row, number in enumerate(recorded.numbers.tolist()):
+        if recorded.begins_s[row] * 1e9 < since_ns:
             continue
-        begin_us, over_us = ((times[row] * 1e9 - book.zero_ns) / 1e3 for times in (known.begins_s, known.finished_s))
+        begin_us, over_us = (
+            (times[row] * 1e9 - book.zero_ns) / 1e3 for times in (recorded.begins_s, recorded.finished_s)
+        )
         on_time = bool(arrived[row] >= number)
         about = {
             "channel": name,
@@ -150,7 +152,7 @@ def events_of(known: Rounds, book: Book, lane: int, since_ns: int = 0) -> list[E
             "arrived": int(arrived[row]),
             "on_time": on_time,
             "staleness": number - int(before[row]) - 1 if arrived[row] > before[row] else None,
-            "waited_us": round(float(known.waited_s[row]) * 1e6, 3),
+            "waited_us": round(float(recorded.waited_s[row]) * 1e6, 3),
         }
         shape = {"name": f"round {number}" + (", late" if not on_time else ""), "cat": "round", "ph": "X"}
         span = {**shape, "ts": round(begin_us, 3), "dur": round(over_us - begin_us, 3)}
@@ -168,13 +170,13 @@ def of_trace(events: Iterable[Event]) -> dict[str, Summary]:
     Returns:
         Summaries of the rounds that all of a channel's ranks in the trace have recorded, by the channel's name.
     """
-    found: dict[tuple[int, str], dict[int, dict[int, Event]]] = defaultdict(lambda: defaultdict(dict))
+    of_channels: dict[tuple[int, str], dict[int, dict[int, Event]]] = defaultdict(lambda: defaultdict(dict))
     for event in events:
         if event.get("cat") == "round":
             about = event["args"]
-            found[about["lane"], about["channel"]][event["pid"]][about["round"]] = about
+            of_channels[about["lane"], about["channel"]][event["pid"]][about["round"]] = about
     summaries = {}
-    for (_, name), of_ranks in sorted(found.items()):
+    for (_, name), of_ranks in sorted(of_channels.items()):
         ranks = sorted(of_ranks)
         numbers = sorted(set.intersection(*(set(of_ranks[rank]) for rank in ranks)))
         if numbers:

@@ -71,11 +71,11 @@ def latest(ranks: Sequence[Measured]) -> Measured:
     update. So the update is that of the quickest rank, and what other ranks need longer for theirs delays their
     gradients.
     """
-    steps_s = [one.step_s for one in ranks if one.step_s is not None]
-    updates_s = [one.update_s for one in ranks if one.update_s is not None]
+    steps_s = [of_rank.step_s for of_rank in ranks if of_rank.step_s is not None]
+    updates_s = [of_rank.update_s for of_rank in ranks if of_rank.update_s is not None]
     quickest_s = min(updates_s, default=0.0)
-    late_s = [0.0 if one.update_s is None else one.update_s - quickest_s for one in ranks]
-    ready_s = [[late + ready for ready in one.ready_s] for late, one in zip(late_s, ranks, strict=True)]
+    late_s = [0.0 if of_rank.update_s is None else of_rank.update_s - quickest_s for of_rank in ranks]
+    ready_s = [[late + ready for ready in of_rank.ready_s] for late, of_rank in zip(late_s, ranks, strict=True)]
     return Measured(
         tuple(max(times) for times in zip(*ready_s, strict=True)),
         max(steps_s, default=None),
@@ -132,9 +132,9 @@ def of_trace(ranks: Mapping[int, Mapping[str, Any]]) -> StepTimes:
     sizes = [sum(tensor.nbytes for tensor in tensors_of(channel)) for channel in noted[first]]
     number = sizes.index(max(sizes))
     tensors = tensors_of(noted[first][number])
-    found = []
+    measured_on_ranks = []
     for rank, channels in noted.items():
         if number >= len(channels) or tensors_of(channels[number]) != tensors:
             raise InvalidError(f"the trace of rank {rank} has other tensors than that of rank {first}")
-        found.append(Measured.from_json(channels[number]))
-    return model(tensors, range(len(tensors)), latest(found))
+        measured_on_ranks.append(Measured.from_json(channels[number]))
+    return model(tensors, range(len(tensors)), latest(measured_on_ranks))

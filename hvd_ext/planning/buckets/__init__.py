@@ -62,13 +62,13 @@ class Bucketer(Protocol):
 
 @lru_cache(maxsize=1)
 def _found() -> dict[str, Bucketer]:
-    found: dict[str, Bucketer] = {}
+    bucketers: dict[str, Bucketer] = {}
     for name in sorted(info.name for info in pkgutil.iter_modules(__path__) if info.name != "model"):
         module = cast(Bucketer, importlib.import_module(f"{__name__}.{name}"))
         if module.card.name != name:
             raise PlanError(f"bucketer {name!r}: its card must have the name of its module, got {module.card.name!r}")
-        found[name] = module
-    return found
+        bucketers[name] = module
+    return bucketers
 
 
 def names() -> tuple[str, ...]:
@@ -89,8 +89,8 @@ def get(name: str) -> Bucketer:
 
 def supports(bucketer: Bucketer, request: Request) -> str | None:
     """Says why a bucketer cannot meet a request, in words; None if it can."""
-    asked: Callable[[Request], str | None] | None = getattr(bucketer, "supports", None)
-    return None if asked is None else asked(request)
+    check: Callable[[Request], str | None] | None = getattr(bucketer, "supports", None)
+    return None if check is None else check(request)
 
 
 def choose(request: Request) -> str:

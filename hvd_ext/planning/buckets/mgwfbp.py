@@ -44,12 +44,12 @@ def build(request: Request) -> BucketPlan:
         nbytes = [request.tensors[index].nbytes for index in indices]
         line = fitted(request.price(kind), sum(nbytes))
         merged = merged_gradient_layers([request.ready_s[index] for index in indices], nbytes, line)
-        held: list[int] = []
+        members: list[int] = []
         for index, joins_next in zip(indices, merged, strict=True):
-            held.append(index)
+            members.append(index)
             if not joins_next:
-                buckets.append(bucket_of(request.tensors, held))
-                held = []
+                buckets.append(bucket_of(request.tensors, members))
+                members = []
     return in_order(buckets, request.order)
 
 

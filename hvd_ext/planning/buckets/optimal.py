@@ -43,9 +43,9 @@ _Floats = NDArray[np.float64]
 
 def supports(request: Request) -> str | None:
     """Says why this bucketer cannot meet a request, in words; None if it can."""
-    found = len(request.classes)
-    if found > MOST_CLASSES:
-        return f"it takes tensors of {MOST_CLASSES} classes (dtype; may be sparsified), and here are {found}"
+    classes = len(request.classes)
+    if classes > MOST_CLASSES:
+        return f"it takes tensors of {MOST_CLASSES} classes (dtype; may be sparsified), and here are {classes}"
     return with_prices(request)
 
 
@@ -94,20 +94,20 @@ def best(lines: Sequence[Line]) -> list[Cut]:
     if not lines:
         return []
     search = _Search(lines)
-    found = search.before(np.inf)
-    assert found is not None
-    latest, least_s = latest_s(found, lines), search.free_s  # no solution frees the lane before least_s
+    cuts = search.before(np.inf)
+    assert cuts is not None
+    latest, least_s = latest_s(cuts, lines), search.free_s  # no solution frees the lane before least_s
     for tried in count():
         far = tried >= STRICT and latest - least_s > NARROWED * latest
         limit_s = (least_s + latest) / 2 if far else latest
         better = search.before(limit_s)
         if better is not None:
-            found, latest = better, latest_s(better, lines)
+            cuts, latest = better, latest_s(better, lines)
         elif far:
             least_s = limit_s
         else:
             break
-    return found
+    return cuts
 
 
 def latest_s(cuts: Sequence[Cut], lines: Sequence[Line]) -> float:
@@ -120,11 +120,11 @@ def latest_s(cuts: Sequence[Cut], lines: Sequence[Line]) -> float:
 def _parts(cuts: Sequence[Cut], lines: Sequence[Line]) -> list[Parts]:
     hold_s, tail_s = np.zeros(len(cuts)), np.zeros(len(cuts))
     for number, line in enumerate(lines):
-        own = [place for place, cut in enumerate(cuts) if cut[0] == number]
+        of_line = [place for place, cut in enumerate(cuts) if cut[0] == number]
         sums = np.concatenate(([0.0], np.cumsum(line.nbytes)))
-        sizes = np.array([sums[cuts[place][2]] - sums[cuts[place][1]] for place in own])
-        if own:
-            hold_s[own], tail_s[own] = line.price.parts_s(sizes)
+        sizes = np.array([sums[cuts[place][2]] - sums[cuts[place][1]] for place in of_line])
+        if of_line:
+            hold_s[of_line], tail_s[of_line] = line.price.parts_s(sizes)
     return list(map(Parts, hold_s.tolist(), tail_s.tolist()))
 
 

@@ -78,11 +78,11 @@ class Table:
         return hold_s, np.maximum(total_s - hold_s, 0.0)
 
     def _at(self, values: _Floats, sizes: _Floats) -> _Floats:
-        found = np.interp(sizes, self.nbytes, values)
+        seconds = np.interp(sizes, self.nbytes, values)
         if len(self.nbytes) > 1:
             slope = (values[-1] - values[-2]) / (self.nbytes[-1] - self.nbytes[-2])
-            found = found + slope * np.maximum(sizes - self.nbytes[-1], 0.0)
-        return np.where(sizes > 0, found, 0.0)
+            seconds = seconds + slope * np.maximum(sizes - self.nbytes[-1], 0.0)
+        return np.where(sizes > 0, seconds, 0.0)
 
 
 def table(points: Sequence[tuple[float, Parts]]) -> Table:
@@ -129,11 +129,11 @@ def parts_of(
     segments = max(-(-nbytes // segment_nbytes), 1)
     each, buckets = nbytes / segments, max(window // segments, 1) + 1
     if tree.size > MOST_SIMULATED:
-        found = load()
+        profile = load()
         handover_s = tree.handover.alpha_s + nbytes * tree.handover.beta_s_per_byte  # in no lane: it comes before
-        alone_s = found.price_s(nbytes, segment_nbytes) - handover_s
+        alone_s = profile.price_s(nbytes, segment_nbytes) - handover_s
         waits_s = alone_s / window if segments < window else 0.0
-        hold_s = min(max(nbytes * found.pace_s_per_byte(each), waits_s), alone_s)
+        hold_s = min(max(nbytes * profile.pace_s_per_byte(each), waits_s), alone_s)
         return Parts(hold_s, alone_s - hold_s)
     busiest = bottleneck(plan, tree, sparsity)
     least_s = each * busiest.busiest_s_per_byte if busiest is not None else 0.0
@@ -191,11 +191,11 @@ def messages_of(buckets: Sequence[InLane], tree: Tree) -> float:
     if tree.size > MOST_SIMULATED:
         return float("inf")
     counts: dict[tuple[int, Sparsity], int] = {}  # by the id() of the plan, whose hash takes long
-    for one in buckets:
-        key = (id(one.plan), one.sparsity)
-        if one.nbytes and key not in counts:
-            counts[key] = len(program_of(one.plan, tree, one.sparsity).messages)
-    return sum(one.segments * counts[id(one.plan), one.sparsity] for one in buckets if one.nbytes)
+    for bucket in buckets:
+        key = (id(bucket.plan), bucket.sparsity)
+        if bucket.nbytes and key not in counts:
+            counts[key] = len(program_of(bucket.plan, tree, bucket.sparsity).messages)
+    return sum(bucket.segments * counts[id(bucket.plan), bucket.sparsity] for bucket in buckets if bucket.nbytes)
 
 
 def times_in_lane(
@@ -212,18 +212,19 @@ def times_in_lane(
         For each bucket the time at which it begins, and the time at which it has ended on all ranks, seconds.
     """
     if messages_of(buckets, tree) > most_messages:
-        begins_s, ends_s = recursion([one.ready_s for one in buckets], [one.price() for one in buckets])
+        begins_s, ends_s = recursion([bucket.ready_s for bucket in buckets], [bucket.price() for bucket in buckets])
         return tuple(begins_s), tuple(ends_s)
-    sent = [one for one in buckets if one.nbytes]
-    programs = {(id(one.plan), one.sparsity): program_of(one.plan, tree, one.sparsity) for one in sent}
-    runs = [
-        Run(programs[id(one.plan), one.sparsity], one.nbytes / one.segments, one.segments, one.ready_s) for one in sent
-    ]
+    sent = [bucket for bucket in buckets if bucket.nbytes]
+    programs = {(id(bucket.plan), bucket.sparsity): program_of(bucket.plan, tree, bucket.sparsity) for bucket in sent}
+    runs = []
+    for bucket in sent:
+        program, segments = programs[id(bucket.plan), bucket.sparsity], bucket.segments
+        runs.append(Run(program, bucket.nbytes / segments, segments, bucket.ready_s))
     played = iter(zip(*Play(runs, window).seconds(), strict=True) if runs else ())
     begins_s, ends_s, free_s = [], [], 0.0
-    for one in buckets:
+    for bucket in buckets:
         # an empty bucket has no segments, and ends when it may begin
-        free_s, end_s = next(played) if one.nbytes else (max(free_s, one.ready_s),) * 2
+        free_s, end_s = next(played) if bucket.nbytes else (max(free_s, bucket.ready_s),) * 2
         begins_s.append(free_s)
         ends_s.append(end_s)
     return tuple(begins_s), tuple(ends_s)
@@ -238,11 +239,11 @@ def in_turn(
         buckets: the time at which each bucket is ready, in the order in which they start, and the bucket.
         loads: the same of what is no bucket, in any order.
     """
-    found = list(buckets)
+    scheduled = list(buckets)
     for since, load in sorted(loads, key=lambda pair: pair[0]):
-        later = (number for number, (ready_s, _) in enumerate(found) if ready_s > since)
-        found.insert(next(later, len(found)), (since, load))
-    return found
+        later = (number for number, (ready_s, _) in enumerate(scheduled) if ready_s > since)
+        scheduled.insert(next(later, len(scheduled)), (since, load))
+    return scheduled
 
 
 def recursion(ready_s: Sequence[float], parts: Sequence[Parts]) -> tuple[list[float], list[float]]:
@@ -255,9 +256,9 @@ def recursion(ready_s: Sequence[float], parts: Sequence[Parts]) -> tuple[list[fl
         The times at which the buckets begin, and those at which they are delivered, seconds.
     """
     begins_s, ends_s, free_s = [], [], 0.0
-    for ready, one in zip(ready_s, parts, strict=True):
+    for ready, price in zip(ready_s, parts, strict=True):
         begin_s = max(free_s, ready)
-        free_s = begin_s + one.hold_s
+        free_s = begin_s + price.hold_s
         begins_s.append(begin_s)
-        ends_s.append(free_s + one.tail_s)
+        ends_s.append(free_s + price.tail_s)
     return begins_s, ends_s

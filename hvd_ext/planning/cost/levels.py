@@ -107,14 +107,14 @@ def traffic(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> tuple[
         carried += np.bincount(crossed, units[messages] / plan.units, len(carried))
         carried += all_to_all_units(level, ports.ways, len(ports.depths), sparsity, vectors) / plan.units
     betas = np.repeat(ports.beta_s_per_byte, 2)
-    found = []
+    kinds = []
     for depth in range(tree.depth):
         chosen = np.repeat(ports.depths == depth, 2)
         here, busy = carried[chosen], (carried * betas)[chosen]
         longest = int(np.lexsort((here, busy))[-1])
         shares = float(here.sum()), float(here.max()), float(busy[longest]), float(here[longest])
-        found.append(Traffic(depth, *shares))
-    return tuple(found)
+        kinds.append(Traffic(depth, *shares))
+    return tuple(kinds)
 
 
 def bottleneck(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Traffic | None:
@@ -122,8 +122,8 @@ def bottleneck(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Tra
 
     Of equals it is the kind nearest to the root.
     """
-    kinds = [found for found in traffic(plan, tree, sparsity) if found.total]
-    return max(kinds, key=lambda found: found.busiest_s_per_byte, default=None)
+    kinds = [kind for kind in traffic(plan, tree, sparsity) if kind.total]
+    return max(kinds, key=lambda kind: kind.busiest_s_per_byte, default=None)
 
 
 def _level(level: Level, sparsity: Sparsity) -> _Messages:
@@ -133,12 +133,12 @@ def _level(level: Level, sparsity: Sparsity) -> _Messages:
     """
     # By group (its id(): large plans share tuples) and direction: the ranks, and the units of each hop of a ring.
     rings: dict[tuple[int, bool], tuple[_Ints, _Ints]] = {}
-    found: list[_Messages] = [(np.empty(0, dtype=np.int64),) * 3]
+    messages: list[_Messages] = [(np.empty(0, dtype=np.int64),) * 3]
     for call in level.calls:
         if call.kind in LOCAL:
             continue
         if call.kind in SPARSE:
-            found.append(messages_of_call(call, sparsity))
+            messages.append(messages_of_call(call, sparsity))
             continue
         backwards = call.kind in ("all_gather", "broadcast")
         key = (id(call.ranks), backwards)
@@ -149,16 +149,16 @@ def _level(level: Level, sparsity: Sparsity) -> _Messages:
             _add_ring(call, hops)
         else:
             for senders, receivers, units in _of_call(call):
-                one, two = ranks[senders], ranks[receivers]
-                found.append((two, one, units) if backwards else (one, two, units))
+                origins, targets = ranks[senders], ranks[receivers]
+                messages.append((targets, origins, units) if backwards else (origins, targets, units))
         if call.root >= 0 and call.root not in call.ranks:
             giver, root = np.array([call.ranks[-1]]), np.array([call.root])
             ends = (root, giver) if backwards else (giver, root)
-            found.append((*ends, np.array([call.spans[0].count])))
+            messages.append((*ends, np.array([call.spans[0].count])))
     for (_, backwards), (ranks, hops) in rings.items():
         following = np.concatenate((ranks[1:], ranks[:1]))
-        found.append((following, ranks, hops) if backwards else (ranks, following, hops))
-    senders, receivers, units = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        messages.append((following, ranks, hops) if backwards else (ranks, following, hops))
+    senders, receivers, units = (np.concatenate(parts) for parts in zip(*messages, strict=True))
     sent = units > 0
     return senders[sent], receivers[sent], units[sent]
 
@@ -192,11 +192,11 @@ def _of_call(call: Call) -> list[_Messages]:
         owners = np.flatnonzero(owned)
         senders, receivers = np.repeat(places, len(owners)), np.tile(owners, size)
         return [(senders, receivers, np.where(senders == receivers, 0, owned[receivers]))]
-    found = []
+    messages = []
     around = np.concatenate(([0], np.cumsum(np.tile(owned, 2))))
     for step in range((size - 1).bit_length()):
         half = 1 << step
         # The units whose targets are [half, 2 half) places behind are sent over the distance `half`.
         units = around[places + size - half + 1] - around[places + size - min(2 * half, size) + 1]
-        found.append((places, (places - half) % size, units))
-    return found
+        messages.append((places, (places - half) % size, units))
+    return messages

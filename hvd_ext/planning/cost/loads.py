@@ -123,13 +123,13 @@ class _Messages:
     def __init__(self, plan: LogicalPlan, gamma_s_per_byte: float, sparsity: Sparsity) -> None:
         rows = [rows_of(plan, rank) for rank in range(plan.size)]
         table = np.concatenate(rows)
-        ranks = np.repeat(np.arange(plan.size), [len(own) for own in rows])
+        ranks = np.repeat(np.arange(plan.size), [len(of_rank) for of_rank in rows])
         sends, reduces = np.isin(table[:, OPCODE], SENDS), table[:, OPCODE] == RECV_REDUCE
         self.rounds = table[sends, ROUND]
-        self.shares = np.concatenate([sent_shares(own, plan.units, sparsity) for own in rows])[sends]
+        self.shares = np.concatenate([sent_shares(of_rank, plan.units, sparsity) for of_rank in rows])[sends]
         self.senders, self.receivers = ranks[sends], table[sends, PEER]
         works = reduces | np.isin(table[:, OPCODE], LOCAL_OPCODES)
-        local_s = np.concatenate([local_s_per_byte(own, plan.units, sparsity) for own in rows])
+        local_s = np.concatenate([local_s_per_byte(of_rank, plan.units, sparsity) for of_rank in rows])
         self.work_rounds = table[works, ROUND]
         self.work_s_per_byte = np.where(reduces, table[:, COUNT] / plan.units * gamma_s_per_byte, local_s)[works]
         self.workers = ranks[works]
@@ -150,8 +150,9 @@ def profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profil
     seconds = sent.shares[messages] * ports.beta_s_per_byte[crossed // 2]
     loads = _table(sent.rounds[messages], crossed, seconds, (rounds + 1, 2 * len(ports.alpha_s)))
     work = _table(sent.work_rounds, sent.workers, sent.work_s_per_byte, (rounds + 1, plan.size))
-    one = messages_s(tree, sent.senders, sent.receivers)
-    busy = _table(sent.rounds, sent.senders, one, work.shape) + _table(sent.rounds, sent.receivers, one, work.shape)
+    each_s = messages_s(tree, sent.senders, sent.receivers)
+    busy = _table(sent.rounds, sent.senders, each_s, work.shape)
+    busy += _table(sent.rounds, sent.receivers, each_s, work.shape)
     return Profile(
         latency_s=float(alpha_s.sum() + busy.max(axis=1).sum()) + tree.handover.alpha_s,
         rounds_s_per_byte=float(loads.max(axis=1).sum() + work.max(axis=1).sum()),

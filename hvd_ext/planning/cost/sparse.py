@@ -82,7 +82,7 @@ def vectors_of(rows: Rows) -> NDArray[np.float64]:
 
     It is 1 until a PACK, then the mean number of selections that were added to each of its units.
     """
-    found, now = np.ones(len(rows)), 1.0
+    vectors, current = np.ones(len(rows)), 1.0
     added: list[tuple[int, int]] = []
     for number, row in enumerate(rows.tolist()):
         begin, end = row[BEGIN], row[BEGIN] + row[COUNT]
@@ -90,9 +90,9 @@ def vectors_of(rows: Rows) -> NDArray[np.float64]:
             added.append((begin, end))
         elif row[OPCODE] == PACK:
             overlap = sum(max(min(end, last) - max(begin, first), 0) for first, last in added)
-            now = overlap / row[COUNT]
-        found[number] = now
-    return found
+            current = overlap / row[COUNT]
+        vectors[number] = current
+    return vectors
 
 
 def sent_shares(rows: Rows, units: int, sparsity: Sparsity) -> NDArray[np.float64]:

@@ -18,11 +18,11 @@ def vectors_at(plan: LogicalPlan) -> list[int]:
 
     It is 1 up to the sparse_allreduce, and after it the number of ranks in its largest group.
     """
-    found, now = [], 1
+    vectors, current = [], 1
     for level in plan.levels:
-        found.append(now)
-        now = max([now, *(len(call.ranks) for call in level.calls if call.kind == "sparse_allreduce")])
-    return found
+        vectors.append(current)
+        current = max([current, *(len(call.ranks) for call in level.calls if call.kind == "sparse_allreduce")])
+    return vectors
 
 
 def message_rounds(level: Level) -> int:
@@ -74,20 +74,20 @@ def all_to_all_units(level: Level, ways: _Ints, size: int, sparsity: Sparsity, v
     Returns:
         float64 [2 * size]: for each port, upwards and downwards, the units that have as many bytes as the entries.
     """
-    found = np.zeros((size, 2))
+    loads = np.zeros((size, 2))
     for call in level.calls:
         if call.kind not in ("sparse_allreduce", "sparse_all_gather"):
             continue
         members = len(call.ranks)
         counts = np.array([span.count for span in call.spans], dtype=np.float64)
-        held = np.broadcast_to(counts, members) * sparsity.sent(1 if call.kind == "sparse_allreduce" else vectors)
+        units = np.broadcast_to(counts, members) * sparsity.sent(1 if call.kind == "sparse_allreduce" else vectors)
         for ports in ways[list(call.ranks)].T:
             there = ports >= 0
             below = np.bincount(ports[there], minlength=size)
-            sent = np.bincount(ports[there], held[there], size)
-            found[:, 0] += sent * (members - below)
-            found[:, 1] += below * np.where(below > 0, held.sum() - sent, 0.0)
-    return found.reshape(-1)
+            sent = np.bincount(ports[there], units[there], size)
+            loads[:, 0] += sent * (members - below)
+            loads[:, 1] += below * np.where(below > 0, units.sum() - sent, 0.0)
+    return loads.reshape(-1)
 
 
 def local_of_call(call: Call, sparsity: Sparsity, vectors: int) -> _Floats:

@@ -27,17 +27,17 @@ def layers(size: int = 224) -> list[Layer]:
     net.pool()
     net.conv("conv2_reduce", 64, 1)
     net.conv("conv2", 192, 3)
-    for name, (one, reduce3, three, reduce5, five, pool) in _INCEPTIONS.items():
+    for name, (single, reduce3, three, reduce5, five, pool) in _INCEPTIONS.items():
         if name in _POOLED_BEFORE:
             net.pool()
         inputs = net.channels
-        net.conv(f"{name}_1x1", one, 1, of=inputs)
+        net.conv(f"{name}_1x1", single, 1, of=inputs)
         net.conv(f"{name}_3x3_reduce", reduce3, 1, of=inputs)
         net.conv(f"{name}_3x3", three, 3, of=reduce3)
         net.conv(f"{name}_5x5_reduce", reduce5, 1, of=inputs)
         net.conv(f"{name}_5x5", five, 5, of=reduce5)
         net.conv(f"{name}_pool_proj", pool, 1, of=inputs)
-        net.channels = one + three + five + pool
+        net.channels = single + three + five + pool
         if name in _CLASSIFIED_AFTER:
             loss = _CLASSIFIED_AFTER[name]
             side = Convolutions(4, net.channels)  # average pooling of 5 x 5 with stride 3

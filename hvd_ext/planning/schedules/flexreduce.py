@@ -54,16 +54,16 @@ def climb(
     """
     place = {rank: index for index, rank in enumerate(tree.ranks)}
     portion = dict.fromkeys(tree.ranks, Fraction(1))
-    held = dict.fromkeys(tree.ranks, (0, units))
+    shards = dict.fromkeys(tree.ranks, (0, units))
     for depth, nodes in enumerate(tree.levels()):
         calls: list[Call] = []
         chosen = tuple(node for node in nodes if wanted(node))
         for node in chosen:
             if len(node.children) > 1:
-                target = _targets(node, portion, held, place, units)
-                calls += _reduces(node, held, target)
-                held.update(target)
-        yield chosen, Level(tuple(calls), f"reduce, level {depth}"), held
+                target = _targets(node, portion, shards, place, units)
+                calls += _reduces(node, shards, target)
+                shards.update(target)
+        yield chosen, Level(tuple(calls), f"reduce, level {depth}"), shards
 
 
 def denominator(root: Node) -> int:
@@ -71,27 +71,27 @@ def denominator(root: Node) -> int:
 
     It is the common denominator of the shares, one over the product of the degrees above a leaf.
     """
-    found = 1
+    common = 1
     open_nodes = [(root, 1)]
     while open_nodes:
         node, product = open_nodes.pop()
         if not node.children:
-            found = lcm(found, product)
+            common = lcm(common, product)
         open_nodes += [(child, product * len(node.children)) for child in node.children]
-    return found
+    return common
 
 
 def _targets(
     node: Node,
     portion: dict[int, Fraction],
-    held: dict[int, tuple[int, int]],
+    shards: dict[int, tuple[int, int]],
     place: dict[int, int],
     units: int,
 ) -> dict[int, tuple[int, int]]:
     """Section III-A's heuristic: leaves take their portions in turn, sorted by the end and the start of their range."""
     progress = Fraction(0)
     target: dict[int, tuple[int, int]] = {}
-    for rank in sorted(node.ranks, key=lambda rank: (held[rank][1], held[rank][0], place[rank])):
+    for rank in sorted(node.ranks, key=lambda rank: (shards[rank][1], shards[rank][0], place[rank])):
         portion[rank] /= len(node.children)
         begin = floor(progress * units)
         progress += portion[rank]
@@ -99,9 +99,9 @@ def _targets(
     return target
 
 
-def _reduces(node: Node, held: dict[int, tuple[int, int]], target: dict[int, tuple[int, int]]) -> list[Call]:
+def _reduces(node: Node, shards: dict[int, tuple[int, int]], target: dict[int, tuple[int, int]]) -> list[Call]:
     """One reduce for each sub-range that has the same owner and holders throughout (find_bounds() of Fig. 3)."""
-    holders_of = [_holders(child, held) for child in node.children]
+    holders_of = [_holders(child, shards) for child in node.children]
     owner_begins, owners = _sorted_ranges(target)
     cuts = np.unique(np.concatenate([owner_begins, *(begins for begins, _ in holders_of)]))
     ends = np.append(cuts[1:], max(end for _, end in target.values()))
@@ -123,8 +123,8 @@ def _reduces(node: Node, held: dict[int, tuple[int, int]], target: dict[int, tup
     return calls
 
 
-def _holders(child: Node, held: dict[int, tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    return _sorted_ranges({rank: held[rank] for rank in child.ranks})
+def _holders(child: Node, shards: dict[int, tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return _sorted_ranges({rank: shards[rank] for rank in child.ranks})
 
 
 def _sorted_ranges(ranges: dict[int, tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

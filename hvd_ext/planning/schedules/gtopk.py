@@ -25,15 +25,15 @@ def build(tree: Tree) -> LogicalPlan:
     """A plan of one unit, in which neighbours in the tree merge first; for one rank it is the dense plan."""
     if tree.size == 1:
         return dense(tree)
-    ranks, whole = tree.ranks, (Span(0, 1),)
+    ranks, buffer = tree.ranks, (Span(0, 1),)
     levels = [sparse_stages.selects(ranks, dict.fromkeys(ranks, (0, 1)))]
     for step in range((tree.size - 1).bit_length()):
         half = 1 << step
         pairs = [(ranks[i], ranks[i + half]) for i in range(0, tree.size - half, 2 * half)]
-        calls = [Call("sparse_merge", pair, whole, method="direct") for pair in pairs]
+        calls = [Call("sparse_merge", pair, buffer, method="direct") for pair in pairs]
         levels.append(Level(tuple(calls), f"merge at distance {half}"))
-    levels.append(Level((Call("sparse_broadcast", ranks, whole, ranks[0], "recursive"),), "give all the last k"))
-    levels.append(Level(tuple(Call("scatter", (rank,), whole) for rank in ranks), "scatter"))
+    levels.append(Level((Call("sparse_broadcast", ranks, buffer, ranks[0], "recursive"),), "give all the last k"))
+    levels.append(Level(tuple(Call("scatter", (rank,), buffer) for rank in ranks), "scatter"))
     return LogicalPlan("gtopk", "allreduce", tree.size, 1, tuple(levels))
 
 

@@ -39,8 +39,8 @@ def build(tree: Tree, *, gather: str = "dense", height: int = sparse_stages.HOST
     if len(members) == 1:
         return sparse_stages.dense_plan("hitopk", tree, height)
     units = sparse_stages.units_of(members)
-    up, held = sparse_stages.up(tree, members, units)
-    middle = (sparse_stages.selects(tree.ranks, held), sparse_stages.exchange(members, held))
+    up, shards = sparse_stages.up(tree, members, units)
+    middle = (sparse_stages.selects(tree.ranks, shards), sparse_stages.exchange(members, shards))
     plan = LogicalPlan("hitopk", "allreduce", tree.size, units, (*up, *middle))
     if not up:
         return plan
@@ -48,7 +48,7 @@ def build(tree: Tree, *, gather: str = "dense", height: int = sparse_stages.HOST
         down = [reversed_level(level, level.name.replace("reduce-scatter", "all-gather")) for level in reversed(up)]
         return replace(plan, levels=(*plan.levels, *down), note="whole shards are gathered in hosts")
     calls = [
-        Call("sparse_all_gather", party.ranks, tuple(_span(*held[rank]) for rank in party.ranks), method="direct")
+        Call("sparse_all_gather", party.ranks, tuple(_span(*shards[rank]) for rank in party.ranks), method="direct")
         for party in members
         if len(party.ranks) > 1
     ]

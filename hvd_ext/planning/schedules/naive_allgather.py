@@ -27,8 +27,8 @@ def build(tree: Tree) -> LogicalPlan:
     if tree.size == 1:
         return dense(tree)
     members = sparse_stages.parties(tree, 0)
-    held = dict.fromkeys(tree.ranks, (0, 1))
-    levels = sparse_stages.selects(tree.ranks, held), sparse_stages.exchange(members, held)
+    shards = dict.fromkeys(tree.ranks, (0, 1))
+    levels = sparse_stages.selects(tree.ranks, shards), sparse_stages.exchange(members, shards)
     return LogicalPlan("naive_allgather", "allreduce", tree.size, 1, levels)
 
 

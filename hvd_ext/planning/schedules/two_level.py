@@ -25,9 +25,9 @@ def build(tree: Tree) -> LogicalPlan:
     hosts = tree.hosts()
     units = len(hosts)
     masters = tuple(host[0] for host in hosts)
-    whole = (Span(0, units),)
+    buffer = (Span(0, units),)
     inside = Level(
-        tuple(Call("reduce", host, whole, host[0]) for host in hosts if len(host) > 1), "reduce to a master per host"
+        tuple(Call("reduce", host, buffer, host[0]) for host in hosts if len(host) > 1), "reduce to a master per host"
     )
     between = Level(
         (Call("reduce_scatter", masters, tuple(Span(i, 1) for i in range(units))),), "reduce-scatter over the masters"
