@@ -199,10 +199,7 @@ def as_json(explanation: Explanation) -> dict[str, object]:
 
 
 def draw(plan: LogicalPlan) -> str:
-    """Draws the parts of the buffer that each rank receives in each level of a plan.
-
-    Args:
-        plan: a plan of at most 32 ranks, so that the picture fits a screen.
+    """Draws, for at most 32 ranks, the parts of the buffer that each rank receives in each level of a plan.
 
     Returns:
         For each level a title, and for each rank that takes part a bar of the buffer, with # for the units that the

@@ -61,11 +61,7 @@ def segment_nbytes(plan: LogicalPlan, nbytes: int, tree: Tree) -> int:
 
 
 def coarser(segment_nbytes: int, nbytes: int, factor: int) -> int:
-    """Makes segments larger by a factor, but not above 4 MiB unless they are.
-
-    Returns:
-        A multiple of 64 that cuts the buffer into equal segments.
-    """
+    """Makes segments larger by a factor, up to 4 MiB: multiples of 64 that cut the buffer into equal parts."""
     if factor == 1:
         return segment_nbytes
     ideal = min(segment_nbytes * factor, max(LARGEST_SEGMENT_NBYTES, segment_nbytes))

@@ -36,10 +36,7 @@ def definition() -> Path:
 
 
 def parse(text: str) -> tuple[int, dict[str, int], dict[str, int]]:
-    """Reads the version, the columns and the opcodes out of ir.def.
-
-    Returns:
-        The plan version, the columns' indices by name, and the opcodes' values by name.
+    """Reads the version, the columns' indices and the opcodes' values out of the text of ir.def.
 
     Raises:
         PlanError: a part is missing, or the column indices are not 0, 1, 2, ...
@@ -71,10 +68,8 @@ OPCODE_NAMES = {value: name for name, value in OPCODES.items()}
 def digest(plan: LogicalPlan, version: int = VERSION) -> int:
     """A 63-bit hash of a plan, which is the same on all ranks if they hold the same plan.
 
-    It depends on the calls, not on the rank, the run, the machine or the version of Python.
-
-    Args:
-        plan: the plan; its note and the names of its levels are not hashed.
+    It depends on the calls, not on the rank, the run, the machine or the version of Python. The plan's note and the
+    names of its levels are not hashed.
     """
     kinds = {kind: index for index, kind in enumerate(get_args(Kind))}
     methods = {method: index for index, method in enumerate(get_args(Method))}

@@ -48,11 +48,7 @@ WORTH_COARSER = 0.97
 
 @lru_cache(maxsize=4096)
 def segment_of(tree: Tree, name: str, nbytes: int) -> int:
-    """The segments of a bucket in the lane: of the grain, or larger where messages take much of the processor.
-
-    Args:
-        nbytes: the bytes of the bucket as sent.
-    """
+    """The segments of a bucket as sent: of the grain, or larger where messages take much of the processor."""
     plan = planner.allreduce_plan(tree, name).plan
     return coarser(segment_nbytes(plan, nbytes, tree), nbytes, _factor(tree, name, size_class(nbytes)))
 
@@ -120,10 +116,7 @@ class Candidate:
 
 
 def candidates(tree: Tree, nbytes: int) -> tuple[Candidate, ...]:
-    """Prices a bucket by all schedules that may be the best.
-
-    Args:
-        nbytes: the bytes of the bucket as sent.
+    """Prices a bucket as sent by all schedules that may be the best.
 
     Returns:
         The schedules, the cheapest in a lane of its own first; in a tie the one that holds the lane less, then the
@@ -180,13 +173,9 @@ def entry_nbytes(wire: str) -> float:
 
 @lru_cache(maxsize=32)
 def sparse_table(tree: Tree, name: str, sparsity: Sparsity, height: int | None) -> Table:
-    """The price of a bucket in the lane that selects, or is sent whole by its dense companion where that is cheaper.
+    """The price of a bucket that selects, or is sent whole by its dense companion where that is cheaper.
 
-    Args:
-        height: as for sparse_planner.sparse_plan().
-
-    Returns:
-        The table, by bytes of the float32 buffer.
+    The table is by bytes of the float32 buffer.
     """
 
     def price(nbytes: int) -> Parts:
@@ -199,14 +188,9 @@ def sparse_table(tree: Tree, name: str, sparsity: Sparsity, height: int | None) 
 
 @lru_cache(maxsize=32)
 def companion_table(tree: Tree, name: str, sparsity: Sparsity, height: int | None) -> Table:
-    """The price of a bucket in the lane that keeps a residual and sends all elements.
+    """The price of a bucket that keeps a residual and sends all elements, by bytes of the float32 buffer.
 
-    Args:
-        sparsity: the sparsity of other steps, for which the plan is chosen.
-        height: as for sparse_planner.sparse_plan().
-
-    Returns:
-        The table, by bytes of the float32 buffer.
+    The plan is chosen for the sparsity of other steps.
     """
 
     def price(nbytes: int) -> Parts:
@@ -216,11 +200,7 @@ def companion_table(tree: Tree, name: str, sparsity: Sparsity, height: int | Non
 
 
 def sparse_parts(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> Parts:
-    """The price in the lane of a bucket with a residual, which runs as one segment.
-
-    Args:
-        plan: a sparse plan, or its dense companion.
-    """
+    """The price in the lane of a sparse plan or of its dense companion, which runs as one segment."""
     low = _low(nbytes)
     if nbytes == low:
         return _sparse_point(plan, tree, nbytes, sparsity)
@@ -235,11 +215,7 @@ def _sparse_point(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity
 
 @lru_cache(maxsize=256)
 def gather_parts(tree: Tree, nbytes: int) -> Parts:
-    """The price in the lane of an all-gather, as of the rows of an embedding.
-
-    Args:
-        nbytes: the bytes that all ranks together gather.
-    """
+    """The price in the lane of an all-gather of so many bytes in all, as of the rows of an embedding."""
     load = profile if tree.size <= MOST_RANKS else level_profile
     plan = planner.all_gather_plan(tree)
     return parts_of(plan, tree, nbytes, max(nbytes, 1), lambda: load(plan, tree))

@@ -19,11 +19,7 @@ def nothing(size: int) -> LogicalPlan:
 
 
 def selection(size: int, dense: bool) -> LogicalPlan:
-    """A plan in which every rank selects from its whole buffer and sends nothing.
-
-    Args:
-        dense: whether nothing is selected: the companion that a sparse bucket has.
-    """
+    """A plan in which every rank selects from its whole buffer, or folds it if `dense`, and sends nothing."""
     calls = tuple(Call("fold" if dense else "select", (rank,), (Span(0, 1),)) for rank in range(size))
     return LogicalPlan("probe", "allreduce", size, 1, (Level(calls),))
 

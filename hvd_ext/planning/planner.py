@@ -91,10 +91,7 @@ def _cheapest(tree: Tree, nbytes: int) -> Choice:
 
 
 def preference(tree: Tree, chosen: Choice, other: str) -> str:
-    """Gives the reason why a choice was preferred to another algorithm that takes nearly as long.
-
-    Args:
-        chosen: the choice of allreduce_plan() with "auto".
+    """Gives the reason why the choice of "auto" was preferred to another algorithm that takes nearly as long.
 
     Returns:
         A predicate about the chosen algorithm, such as "is the simplest".
@@ -218,14 +215,9 @@ def all_to_all_plan(tree: Tree) -> LogicalPlan:
 
 @lru_cache(maxsize=256)
 def prove(plan: LogicalPlan, max_ranks: int = MOST_RANKS) -> bool:
-    """Verifies a plan, once in a process.
+    """Verifies a plan, once in a process; False if it is too large.
 
-    Args:
-        max_ranks: the largest plan that is verified; a proof needs the rows of all ranks, so that larger plans are
-            proven only in the tests.
-
-    Returns:
-        True if the plan was verified, False if it is too large.
+    A proof needs the rows of all ranks, so that larger plans are proven only in the tests.
 
     Raises:
         PlanError: the plan does not compute its collective.

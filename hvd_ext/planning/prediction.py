@@ -63,11 +63,7 @@ def predict(
 def in_lane(
     tree: Tree, scheduled: Sequence[InLane], times: StepTimes, most_messages: int = MOST_MESSAGES
 ) -> Prediction:
-    """Predicts the time of a step from what travels in its lane.
-
-    Args:
-        scheduled: the buckets, and what else travels, from lane_of().
-    """
+    """Predicts the time of a step from what travels in its lane, from lane_of()."""
     begins_s, ends_s = lane.times_in_lane(scheduled, tree, most_messages=most_messages)
     predicted = of_lane(times, begins_s, ends_s)
     buckets = [number for number, load in enumerate(scheduled) if load.is_bucket]

@@ -161,11 +161,9 @@ def rows(
     ranks: Sequence[int] = (),
     bucket_nbytes: int = buckets.DEFAULT_BUCKET_NBYTES,
 ) -> list[Row]:
-    """Predicts a step on clusters of the same kind with several numbers of ranks.
+    """Predicts a step on clusters of the same kind with several numbers of ranks, by default that of the cluster.
 
-    Args:
-        times: the computation of the step, the same for each number of ranks (weak scaling).
-        ranks: the numbers of ranks; empty for those of the cluster.
+    The computation is the same for each number of ranks (weak scaling).
 
     Returns:
         A row for each number of ranks, bucketer and algorithm.

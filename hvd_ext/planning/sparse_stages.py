@@ -23,8 +23,7 @@ Held = dict[int, tuple[int, int]]
 def parties(tree: Tree, height: int = HOSTS) -> tuple[Node, ...]:
     """The parties of a cluster, in tree order; each rank is in one of them.
 
-    Args:
-        height: the largest height of a party: 0 for single ranks, 1 for hosts, 2 for racks of hosts.
+    Their largest height is 0 for single ranks, 1 for hosts, 2 for racks of hosts.
     """
     members: list[Node] = []
     open_nodes = [tree.root]

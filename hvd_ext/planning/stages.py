@@ -96,14 +96,10 @@ def _slowest(nodes: Sequence[Node]) -> Link:
 def staged_plan(
     algorithm: str, tree: Tree, stages: Sequence[Stage], methods: Sequence[Method], note: str
 ) -> LogicalPlan:
-    """BlueConnect's Algorithm 1: reduce-scatters along the stages, then all-gathers in reverse order.
+    """BlueConnect's Algorithm 1 as a plan of one unit per rank, with a method for each stage.
 
-    Args:
-        tree: the cluster; its size is the product of the stages' degrees.
-        stages: the stages from the inside.
-
-    Returns:
-        A plan of one unit per rank.
+    Reduce-scatters run along the stages from the inside, whose degrees multiply to the number of ranks; then
+    all-gathers run in reverse order.
     """
     size = tree.size
     blocks = [[rank] for rank in tree.ranks]

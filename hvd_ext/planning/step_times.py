@@ -70,14 +70,7 @@ class StepTimes:
 
 
 def ready_order(ready_s: Sequence[float]) -> tuple[int, ...]:
-    """Sorts tensors by the time at which they are ready.
-
-    Args:
-        ready_s: the time of each tensor, in the order of the model's layers.
-
-    Returns:
-        The places of the tensors; of equal times the later layer comes first.
-    """
+    """Sorts the places of tensors by the time at which they are ready; of equal times the later layer comes first."""
     return tuple(sorted(range(len(ready_s)), key=lambda place: (ready_s[place], -place)))
 
 

@@ -54,10 +54,7 @@ def on_a_cluster(
     algorithm: str = "auto",
     density: float = 0.01,
 ) -> list[Change]:
-    """Prices changes of a job on a cluster, each by itself.
-
-    Args:
-        bucketers: the bucketers of which each change takes the best.
+    """Prices changes of a job on a cluster, each by itself and with the best of the bucketers.
 
     Returns:
         The job without a change, then the changes.
@@ -107,10 +104,7 @@ def on_a_cluster(
 def on_a_line(
     price: lane.Table, times: StepTimes, bucketers: Sequence[str] = scaling.BUCKETERS, ranks: int = 1
 ) -> list[Change]:
-    """Prices changes where the price of an allreduce is given, each by itself.
-
-    Args:
-        bucketers: the bucketers of which each change takes the best.
+    """Prices changes where the price of an allreduce is given, each by itself and with the best of the bucketers.
 
     Returns:
         The job without a change, then the changes.
@@ -140,11 +134,7 @@ def winner(changes: Sequence[Change]) -> Change:
 
 
 def faster(tree: Tree, factor: float) -> Tree:
-    """Makes a cluster whose links between hosts, and between racks, are faster.
-
-    Args:
-        factor: the rate of the new links divided by that of the old ones; latencies stay.
-    """
+    """Makes a cluster whose links between hosts, and between racks, are faster by a factor; latencies stay."""
 
     def quick(link: Link) -> Link:
         return replace(link, beta_s_per_byte=link.beta_s_per_byte / factor)

@@ -75,7 +75,6 @@ def staleness(arrived: Numbers, steps: Sequence[int] | Numbers | None = None) ->
     """Count the gradients that were in a round 0, 1, ... rounds after their own.
 
     Args:
-        arrived: as in `Played`.
         steps: how many steps each rank took with a gradient [ranks]; if a rank took any without one. Gradients that are
             still held do not count.
 

@@ -101,9 +101,6 @@ def choose(request: Request) -> str:
 def plan(request: Request, bucketer: str = "auto") -> BucketPlan:
     """Divides the tensors of a request into buckets.
 
-    Returns:
-        The plan, the same on all ranks for the same request.
-
     Raises:
         PlanError: no bucketer has that name, it does not support the request, or the request is wrong.
     """

@@ -54,13 +54,9 @@ def build(request: Request) -> BucketPlan:
 
 
 def fitted(price: Price, most_nbytes: int) -> Link:
-    """Fits the line of Eq. 9 to a price, with least squares.
+    """Fits the line of Eq. 9 to a price, with least squares over FITTED sizes of equal weight up to the largest.
 
-    Args:
-        most_nbytes: the largest size; FITTED sizes up to this one have equal weight.
-
-    Returns:
-        The line; neither of its numbers is negative.
+    Neither of its numbers is negative.
     """
     sizes = np.linspace(0, max(most_nbytes, 1), FITTED + 1)[1:]
     hold_s, tail_s = price.parts_s(sizes)
@@ -71,14 +67,10 @@ def fitted(price: Price, most_nbytes: int) -> Link:
 
 
 def merged_gradient_layers(ready_s: Sequence[float], nbytes: Sequence[int], line: Link) -> list[bool]:
-    """Algorithm 1. Its layers L, L - 1, ... 1 are our places 0, 1, ..., and its tau_b[l - 2] is the time at which the
-    gradient of layer l - 1, the next place, is ready.
+    """Algorithm 1: says for each place whether its gradient is merged into the next one.
 
-    Args:
-        line: T_ar of Eq. 9, whose latency is the start-up.
-
-    Returns:
-        For each place whether its gradient is merged into the next one.
+    Its layers L, L - 1, ... 1 are our places 0, 1, ..., and its tau_b[l - 2] is the time at which the gradient of layer
+    l - 1, the next place, is ready. The line is T_ar of Eq. 9, whose latency is the start-up.
     """
     sizes = list(nbytes)
     merged = [False] * len(sizes)

@@ -31,7 +31,6 @@ class Request:
 
     Args:
         tensors: the tensors in the order of the model's layers.
-        bucket_nbytes: the size that a bucket should have.
         groups: the number of groups of consecutive tensors, which get about equal bytes; there are fewer groups if
             there are fewer tensors. Or the groups themselves: lists of indices of tensors, of any sizes and dtypes;
             empty lists are ignored. None for none.
@@ -71,11 +70,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The description of a bucketer for people.
-
-    Args:
-        source: paper, section, equations; or a similar program.
-    """
+    """The description of a bucketer: a sentence, and a paper's section or a similar program."""
 
     name: str
     idea: str
@@ -84,11 +79,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors of one dtype that are sent together.
-
-    Args:
-        tensors: indices into the request's tensors, in their order in the buffer.
-    """
+    """Tensors of one dtype that are sent together: indices into the request's tensors, in their order in the buffer."""
 
     dtype: str
     tensors: tuple[int, ...]
@@ -103,21 +94,13 @@ class BucketPlan:
 
 
 def bucket_of(tensors: Sequence[Tensor], indices: Sequence[int]) -> Bucket:
-    """Makes a bucket.
-
-    Args:
-        indices: the indices of the bucket's tensors, of one dtype, in their order in the buffer; at least one.
-    """
+    """Makes a bucket of tensors of one dtype, at least one, in their order in the buffer."""
     dtype = tensors[indices[0]].dtype
     return Bucket(dtype, tuple(indices), sum(tensors[index].nbytes for index in indices))
 
 
 def in_order(buckets: Iterable[Bucket], order: Sequence[int]) -> BucketPlan:
-    """Makes a plan of buckets that start in the order in which their last tensors are ready.
-
-    Args:
-        order: the indices of all tensors in ready order.
-    """
+    """Makes a plan of buckets in which they start when their last tensors are ready; `order` is that of all tensors."""
     place = {index: number for number, index in enumerate(order)}
     return BucketPlan(tuple(sorted(buckets, key=lambda bucket: max(place[index] for index in bucket.tensors))))
 

@@ -22,32 +22,21 @@ from hvd_ext.topology.tree import Link, Tree
 
 
 def allreduce_bound_s(tree: Tree, nbytes: float) -> float:
-    """The least time of a dense allreduce, whatever the algorithm.
+    """The least time of a dense allreduce by any algorithm: the largest bound of the cuts; 0 for one rank.
 
     The bound uses the rates of the tree: it counts framing as a loss if these are the rates of the wire, and does not
     if they are the rates of the payload.
-
-    Returns:
-        The largest bound of the cuts at each depth of the tree, seconds; 0 for one rank.
     """
     return nbytes * max((_cut_s_per_byte(betas) for betas in _cuts(tree)), default=0.0)
 
 
 def ring_bound_s(tree: Tree, nbytes: float) -> float:
-    """The least time of one flat ring, which sends 2 (P - 1) / P * n over the slowest link (Patarasuk and Yuan 2009).
-
-    Args:
-        tree: the cluster; the ring follows the tree's order, and so enters and leaves each host once.
-    """
+    """The least time of one flat ring, which sends 2 (P - 1) / P * n over the slowest link (Patarasuk and Yuan 2009)."""
     return 2 * (tree.size - 1) / tree.size * nbytes * slowest(tree).beta_s_per_byte
 
 
 def bound_s(tree: Tree, nbytes: float, algorithm: str = "") -> float:
-    """The bound with which an algorithm is compared.
-
-    Args:
-        algorithm: the algorithm's name; "ring" has a bound of its own, all others have the bound of any allreduce.
-    """
+    """The bound with which an algorithm is compared: "ring" has its own, all others that of any allreduce."""
     return (ring_bound_s if algorithm == "ring" else allreduce_bound_s)(tree, nbytes)
 
 

@@ -86,11 +86,7 @@ class Table:
 
 
 def table(points: Sequence[tuple[float, Parts]]) -> Table:
-    """Makes the table of some prices; where a larger bucket is cheaper, the smaller one's price stays.
-
-    Args:
-        points: sizes in bytes, ascending, and their prices.
-    """
+    """Makes a table of ascending sizes in bytes and prices; a larger bucket never costs less than a smaller one."""
     return Table(
         np.array([nbytes for nbytes, _ in points], dtype=np.float64),
         np.maximum.accumulate([parts.hold_s for _, parts in points]),

@@ -51,11 +51,7 @@ class Traffic:
 
 
 def level_profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profile:
-    """Counts what a plan sends over each port of a cluster, level by level.
-
-    Args:
-        tree: the cluster; its gamma_s_per_byte prices the reductions, its message_s the messages.
-    """
+    """Counts what a plan sends over each port of a cluster, level by level."""
     ports = Ports(tree)
     latency_s, levels_s_per_byte, messages_s = 0.0, 0.0, 0.0
     port_s, rank_s = np.zeros(2 * len(ports.alpha_s)), np.zeros(plan.size)

@@ -71,9 +71,7 @@ class Ports:
 def messages_s(tree: Tree, senders: _Ints, receivers: _Ints) -> _Floats:
     """The time that each message takes a processor of its sender, and one of its receiver, seconds [n].
 
-    Args:
-        tree: the cluster; with several hosts, only messages between them cost its message_s.
-        senders, receivers: of each message [n].
+    With several hosts, only messages between them cost the tree's message_s.
     """
     hosts = tree.hosts()
     if len(hosts) == 1 or not tree.message_s:
@@ -105,8 +103,7 @@ class Profile:
     def price_s(self, nbytes: int, segment_nbytes: int | None = None) -> float:
         """The price: the first segment goes through all rounds, the others follow at the rate of the busiest port.
 
-        Args:
-            segment_nbytes: the grain of pipelining; None for no pipelining, as in the papers' closed forms.
+        Without segments nothing is pipelined, as in the papers' closed forms.
         """
         first = nbytes if segment_nbytes is None else min(segment_nbytes, nbytes)
         paced_s = (nbytes - first) * self.pace_s_per_byte(first)
@@ -139,9 +136,6 @@ def profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profil
     """Counts the bytes that a plan sends over each port of a cluster.
 
     It makes the rows of all ranks, and is meant for plans of at most a few hundred ranks.
-
-    Args:
-        tree: the cluster; its gamma_s_per_byte prices the reductions, its message_s the messages.
     """
     sent, ports, rounds = _Messages(plan, tree.gamma_s_per_byte, sparsity), Ports(tree), rounds_of(plan)
     messages, crossed = ports.crossed(sent.senders, sent.receivers)

@@ -35,9 +35,7 @@ class Simulation:
     """The time of a plan, and the load of its busiest port.
 
     Args:
-        seconds: the time from the first message to the last.
         bottleneck_nbytes: the bytes over the port and direction that is busy for longest.
-        bottleneck_s: the time for which this port is busy, seconds.
     """
 
     seconds: float
@@ -61,7 +59,6 @@ def simulate(
 
     Args:
         plan: a plan for tree.size ranks, a few dozen at most, because the rows of all ranks are made.
-        tree: the cluster; its gamma_s_per_byte prices the reductions, its message_s the messages.
         sparsity: the sparsity of the step, for sparse plans, which run as one segment.
     """
     tree = tree.at(nbytes)

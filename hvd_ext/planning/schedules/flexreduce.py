@@ -44,8 +44,6 @@ def climb(
     """Makes the reduces of each level of the tree, the deepest level first.
 
     Args:
-        tree: the cluster.
-        units: the number of units of the plan.
         wanted: whether to reduce in a branch; if it is true for a branch, it is true for all branches below it.
 
     Yields:
