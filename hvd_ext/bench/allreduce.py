@@ -98,9 +98,6 @@ class Request:
 def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict[str, Any]], list[str], str]:
     """Measure what was asked for.
 
-    Args:
-        tell: takes what runs now, and the number of sizes that have just become ready.
-
     Returns:
         The rows, what else the user must know, and the YAML text of the topology (empty without one).
 

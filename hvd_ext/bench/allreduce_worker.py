@@ -20,19 +20,14 @@ class Buffers:
     def __init__(self, hows: Sequence[str]) -> None:
         """Take the ways to call our algorithms.
 
-        Args:
-            hows: of "graph" (inside `tf.function`, as in training), "engine" (NumPy arrays in and out, no TensorFlow)
-                and "eager".
+        They are "graph" (inside `tf.function`, as in training), "engine" (NumPy arrays in and out, no TensorFlow) and
+        "eager".
         """
         self._hows = hows
         self._close: list[Callable[[], Any]] = []
 
     def contestants(self, elements: int, algorithms: Sequence[str]) -> list[Contestant]:
-        """Prepare the contestants for buffers of a length.
-
-        Returns:
-            A no-op first if one of the ways is "graph"; then for each algorithm one contestant per way.
-        """
+        """Prepare the contestants for buffers of a length: a no-op for "graph", then each algorithm in each way."""
         from hvd_ext.job import process
 
         buffer = values_of(process.rank(), elements)

@@ -66,10 +66,7 @@ class Request:
 
 
 def measure(request: Request, launcher: Launcher, tell: Tell) -> list[dict[str, Any]]:
-    """Measure what was asked for, in one job.
-
-    Args:
-        tell: takes what runs now, and how many rows are just done.
+    """Measure what was asked for, in one job; `tell` takes what runs now, and how many rows have been completed.
 
     Raises:
         JobError: the job failed, or told nothing for too long.

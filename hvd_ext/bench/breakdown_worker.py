@@ -42,7 +42,6 @@ class Task:
     """What the ranks of a job are told.
 
     Attributes:
-        folder: where rank 0 writes the events.
         pixels: sides of the pictures that the network sees; each is measured on its own.
         width: of the network: channels of its first convolution.
     """
@@ -247,9 +246,6 @@ def _still() -> Any:
 
 def measured(task: Task, folder: Path) -> Iterator[dict[str, Any]]:
     """Measure; all ranks do so in step.
-
-    Args:
-        folder: where this host's pictures are written.
 
     Yields:
         A row for each scheme and size: the seconds of each variant, and of each part, medians and samples.

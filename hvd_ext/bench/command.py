@@ -162,11 +162,7 @@ class Record:
 
 @contextmanager
 def progress(total: int) -> Iterator[Tell]:
-    """Show a bar on stderr if that is a terminal.
-
-    Returns:
-        A function that takes what runs now, and how many parts have just become ready.
-    """
+    """Show a bar on stderr if that is a terminal."""
     with progress_bar() as bar:
         task = bar.add_task("", total=total)
         yield lambda title, ready: bar.update(task, description=title, advance=ready)

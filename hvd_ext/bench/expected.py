@@ -81,10 +81,7 @@ class Cluster:
 
 
 def cluster_of(hello: dict[str, Any], rate: float | None) -> Cluster:
-    """Make the cluster from what a job says when it is ready.
-
-    Args:
-        hello: has the hosts, by rank, and the YAML text of the topology.
+    """Make the cluster from what a job says when it is ready: its hosts, by rank, and the YAML text of its topology.
 
     Raises:
         TopologyError: the topology is wrong or has another number of ranks.

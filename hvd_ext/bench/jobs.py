@@ -104,7 +104,6 @@ class Worker:
         """Take a job that has just been started; it ends when the caller leaves its `with` block.
 
         Args:
-            folder: where turns and events are written.
             timeout_s: longest time without an answer or another sign of life.
         """
         self.name, self.job = name, job
@@ -223,11 +222,8 @@ def rotated(values: Sequence[Any], by: int) -> list[Any]:
 def events_of(job: Job, follower: Follower, timeout_s: float, what: str) -> Iterator[dict[str, Any]]:
     """Yield the events of a job until it has ended well.
 
-    Args:
-        timeout_s: longest time without a new event.
-
     Raises:
-        JobError: the job failed, or told nothing for too long.
+        JobError: the job failed, or had no new event for the timeout.
     """
     heard = time.monotonic()
     while True:

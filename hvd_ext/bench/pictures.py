@@ -16,10 +16,10 @@ SEED = 18
 
 
 def write_pictures(folder: Path, count: int, height: int = HEIGHT, width: int = WIDTH) -> list[str]:
-    """Draw pictures, spots of colour with noise, and write them as JPEG files; files that are there are kept.
+    """Draw pictures, spots of colour with noise, and write them as JPEG files; return their paths.
 
-    Args:
-        count: how many; the same ones in every call. Behind the first `POOL` they come again, in files of their own.
+    They are the same in every call, and files that are there are kept. Behind the first `POOL` the same pictures follow
+    again, in files of their own.
     """
     import tensorflow as tf
 

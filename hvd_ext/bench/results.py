@@ -72,8 +72,7 @@ def versions() -> dict[str, str]:
 def begin_run(launcher: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Describe a run before it begins: date, command, launcher, machine with its load, versions, variables.
 
-    Args:
-        environ: of the jobs; None for that of every job. Variables that change what is measured are kept.
+    The variables are those of the jobs that change what is measured.
     """
     environ = job_environment() if environ is None else environ
     module = sys.modules["__main__"].__spec__

@@ -176,8 +176,7 @@ class Ranks:
     def meet(self, longest_s: float = LONGEST_SLEEP_S) -> None:
         """Wait for all ranks, asleep: a rank that spun here would take the core from one that is still being timed.
 
-        Args:
-            longest_s: the longest sleep between two looks; the ranks leave within about that time of each other.
+        The ranks leave within about `longest_s`, the longest sleep between two looks, of each other.
         """
         request, sleep_s = self._comm.Ibarrier(), FIRST_SLEEP_S
         while not request.Test():
@@ -214,11 +213,7 @@ class Sampler:
         check: bool,
         tell: Callable[[], None] = lambda: None,
     ) -> None:
-        """Warm the contestants up and find how often each is called for a sample.
-
-        Args:
-            contestants: in the same order on all ranks.
-        """
+        """Warm the contestants up, in the same order on all ranks, and find how often each is called for a sample."""
         self._contestants, self._elements, self._ranks, self._check = contestants, elements, ranks, check
         self._calls = [1] * len(contestants)
         self.first_s: list[float] = []
@@ -345,11 +340,7 @@ def serve(
     topology: str = "",
     kind: type[Sampler] = Sampler,
 ) -> None:
-    """Measure sums of buffers as the parent says; see `answer_turns`.
-
-    Args:
-        make: gives the contestants for a number of elements and the names of algorithms.
-    """
+    """Measure sums of buffers as the parent says; see `answer_turns`."""
     ranks, folder = Ranks(), Path(task.folder)
     samplers: list[Sampler] = []
 

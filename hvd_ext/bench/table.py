@@ -76,6 +76,8 @@ def drawn(
 
     Args:
         lines: for each row its section, its cells and whether it is red; a line separates two sections.
+        left: the headings of the columns that are aligned to the left.
+        wrap: whether long headings and cells may take several lines.
     """
     table = Table(title=title, caption=caption)
     for heading in headings:

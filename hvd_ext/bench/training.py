@@ -124,9 +124,6 @@ class Request:
 def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict[str, Any]], list[str], str]:
     """Measure what was asked for.
 
-    Args:
-        tell: takes what runs now, and the number of repetitions that are just done.
-
     Returns:
         The rows, what else the user must know, and the YAML text of the topology (empty without one).
 
@@ -189,9 +186,6 @@ def _measured(request: Request, cluster: Cluster, turns: Turns, tell: Tell) -> t
 
 def check_alike(names: Sequence[str], opened: Sequence[dict[str, Any]]) -> None:
     """Check that all jobs train the same model from the same weights.
-
-    Args:
-        opened: what they told: bytes of the gradients, the digest of the first weights, the first losses by rank.
 
     Raises:
         JobError: the models, the weights that they begin with, or the losses of the first step differ.

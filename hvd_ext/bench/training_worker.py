@@ -143,7 +143,6 @@ class Contest:
 
         Args:
             index: in the order of entry; 0 is the model that does not communicate.
-            steps: how many, without a pause between them, as in an epoch.
 
         Returns:
             The seconds of each step on the rank that was slowest in it.

@@ -57,17 +57,7 @@ class Toolchain:
 
 
 def find_cmake(path: str) -> str:
-    """Find cmake, first in this interpreter's `cmake` package, then on a search path.
-
-    The package's script in bin/ is written in Python and does not start in another interpreter's environment, so the
-    binary behind it is used.
-
-    Args:
-        path: folders to search, in the form of PATH.
-
-    Returns:
-        The path, or an empty text.
-    """
+    """Find cmake in this interpreter's `cmake` package, then in the folders of a PATH; empty if there is none."""
     spec = importlib.util.find_spec("cmake")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         program = Path(folder) / "data" / "bin" / "cmake"

@@ -106,11 +106,7 @@ def mpirun(state: State, command: Sequence[str]) -> list[str]:
 def environment(state: State) -> dict[str, str]:
     """Return the environment of a job: this process's without an outer job's variables, and with the cluster's.
 
-    Args:
-        state: the state of the rehearsal.
-
-    Returns:
-        All variables. The daemons of the hosts inherit them, so that every rank gets all of them.
+    The daemons of the hosts inherit all variables, so that every rank gets them.
     """
     variables = {name: text for name, text in job_environment().items() if not _OF_A_JOB.match(name)}
     words = [sys.executable, "-m", "hvd_ext.cluster.launch", str(state.path), "--"]

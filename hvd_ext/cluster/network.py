@@ -37,8 +37,7 @@ def limit(device: str, rate: str, burst: str, verb: str = "add") -> str:
 def switch_links(spec: Spec, pids: Mapping[str, int]) -> list[str]:
     """Return the lines for `ip -batch` inside the switch: bridges, cables, and an address for mpirun.
 
-    Args:
-        pids: the number of a process in each host's namespace, by the host's name.
+    `pids` has the number of a process in each host's namespace, by the host's name.
     """
     lines = ["link set lo up", f"link add name core mtu {spec.mtu} type bridge", "link set core up"]
     lines.append(f"addr add {SWITCH_ADDRESS}/16 dev core")

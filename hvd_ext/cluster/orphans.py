@@ -21,11 +21,7 @@ _RANK = b"\0OMPI_COMM_WORLD_RANK="
 
 
 def members(mark: str) -> dict[int, bool]:
-    """List the living processes of a job.
-
-    Returns:
-        For each process number, whether the process is a rank or was started by one.
-    """
+    """List the living processes of a job: for each number, whether it is a rank or was started by one."""
     word, processes = f"\0{MARK}={mark}\0".encode(), {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

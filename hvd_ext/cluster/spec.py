@@ -38,10 +38,7 @@ _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)")
 
 
 def rate_bits(rate: str) -> float:
-    """Read a rate.
-
-    Args:
-        rate: the rate in tc's notation: "100mbit", "1.5gbit", "500Kbit".
+    """Read a rate in tc's notation, such as "100mbit", "1.5gbit" or "500Kbit", as bits per second.
 
     Raises:
         InvalidError: the text is not a rate.
@@ -53,14 +50,7 @@ def rate_bits(rate: str) -> float:
 
 
 def rate_text(bits: float) -> str:
-    """Write a rate in the notation that `rate_bits` reads.
-
-    Args:
-        bits: bits per second, above 0; infinity for no limit.
-
-    Returns:
-        A text such as "100mbit", with four digits at most.
-    """
+    """Write a rate above 0, or infinity, in the notation that `rate_bits` reads, with four digits at most."""
     if math.isinf(bits):
         return "no limit"
     bits = float(f"{bits:.4g}")
@@ -69,10 +59,7 @@ def rate_text(bits: float) -> str:
 
 
 def size_nbytes(size: str) -> int:
-    """Read a size.
-
-    Args:
-        size: the size in tc's notation: "16kb" (16,384 bytes), "1mb".
+    """Read a size in tc's notation, such as "16kb" (16,384 bytes) or "1mb", in bytes.
 
     Raises:
         InvalidError: the text is not a size.
@@ -175,13 +162,10 @@ class Spec:
 
 
 def counts(name: str, text: str, example: str = "4,4") -> tuple[int, ...]:
-    """Read a list of numbers.
-
-    Args:
-        example: a correct list, for messages.
+    """Read a list of numbers such as "4,4,3", the value of an option.
 
     Raises:
-        InvalidError: the text is not a list of numbers.
+        InvalidError: the text is not a list of numbers; the message shows the example.
     """
     if not re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*", text):
         raise InvalidError(f"{name} ({text}): must be whole numbers above 0 with commas between them, as in {example}")

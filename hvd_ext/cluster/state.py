@@ -56,20 +56,12 @@ def read(path: str | Path) -> State:
 
 
 def namespaces(pid: int | str) -> dict[str, str]:
-    """Return the names of the PID and user namespaces of a process.
-
-    Returns:
-        The names by kind, as in {"pid": "pid:[4026531836]"}.
-    """
+    """Return the names of the PID and user namespaces of a process by kind, as in {"pid": "pid:[4026531836]"}."""
     return {kind: os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("pid", "user")}
 
 
 def enter(state: State, host: str | None = None) -> list[str]:
-    """Return the words to put before a command that shall run in the switch or on a host.
-
-    Args:
-        host: the host's name; None for the switch.
-    """
+    """Return the words to put before a command that shall run on a host, or in the switch if there is no host."""
     here = namespaces("self")
     inside = here["pid"] == state.namespaces["pid"]
     nsenter = tool("nsenter") or "nsenter"

@@ -16,11 +16,7 @@ def tool(name: str) -> str | None:
 
 
 def obstacle() -> str:
-    """Say why no cluster can be rehearsed here.
-
-    Returns:
-        What is needed, in words; empty if nothing is missing.
-    """
+    """Say what is needed to rehearse a cluster here; empty if nothing is missing."""
     missing = [name for name in TOOLS if tool(name) is None]
     if missing:
         packages = " ".join(sorted({TOOLS[name] for name in missing}))

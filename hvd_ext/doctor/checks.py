@@ -28,11 +28,7 @@ class State(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What a check has found.
-
-    Attributes:
-        mend: the command that repairs the part, or empty.
-    """
+    """What a check has found, with the command that repairs the part; it is empty if there is none."""
 
     part: str
     state: State

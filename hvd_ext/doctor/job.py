@@ -56,11 +56,7 @@ def under_launcher(environ: Mapping[str, str]) -> bool:
 
 
 def examine(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Report:
-    """Examine this rank, meet the other ranks, and judge the job; all ranks of the job call this function.
-
-    Args:
-        limit_s: the time limit in seconds for the other ranks to come.
-    """
+    """Examine this rank, meet the other ranks within the time limit, and judge the job; all ranks call this."""
     launched = job_facts.of_launcher(environ)
     speaks = launched.rank in (0, None) and launched.place in (0, None)
     facts: Facts = launched

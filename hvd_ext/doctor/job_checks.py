@@ -63,11 +63,7 @@ def meeting(met: Mapping[str, Any]) -> Finding:
 
 
 def end_of_meeting(words: Sequence[str], status: int | None, limit_s: float) -> str:
-    """Say why the process that started MPI gave no answer.
-
-    Args:
-        status: its exit status; negative for a signal.
-    """
+    """Say why the process that started MPI gave no answer, from its lines of stderr and its exit status."""
     if words and words[0].startswith(OURS):
         return " ".join(word.removeprefix(OURS) for word in words)
     if status is not None and status >= 0:

@@ -119,11 +119,7 @@ def of_launcher(environ: Mapping[str, str]) -> Facts:
 
 
 def collect(environ: Mapping[str, str], *, of_host: bool) -> Facts:
-    """Report all facts of this rank.
-
-    Args:
-        of_host: whether this rank also checks its host, which imports TensorFlow in a child.
-    """
+    """Report all facts of this rank; with `of_host` also its host is checked, which imports TensorFlow in a child."""
     facts = of_launcher(environ)
     facts.mpirun = started_by([_program(process) for process in psutil.Process().parents()])
     facts.python = f"{platform.python_version()} at {sys.executable}"
@@ -153,10 +149,7 @@ def collect(environ: Mapping[str, str], *, of_host: bool) -> Facts:
 
 
 def networks(addresses: Mapping[str, Iterable[Any]], up: Iterable[str]) -> list[list[str]]:
-    """List the networks that lead out of a host.
-
-    Args:
-        addresses: from `psutil.net_if_addrs`.
+    """List the networks that lead out of a host, from the answers of psutil.
 
     Returns:
         Pairs (interface, "address/prefix"), without the loopback and without addresses that hold on one link alone.
@@ -174,14 +167,7 @@ def networks(addresses: Mapping[str, Iterable[Any]], up: Iterable[str]) -> list[
 
 
 def started_by(programs: Iterable[str]) -> str:
-    """Find the launcher among the ancestors of a rank.
-
-    Args:
-        programs: the paths of the ancestors' programs, the nearest first.
-
-    Returns:
-        The launcher's version and path, or an empty text.
-    """
+    """Find the launcher among the programs of a rank's ancestors, the nearest first: its version and path, or ""."""
     starter = ""
     for program in programs:  # the outermost launcher counts: mpiexec, not its proxy
         path = Path(program)

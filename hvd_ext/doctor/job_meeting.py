@@ -62,10 +62,7 @@ def timed_allreduce() -> dict[str, Any]:
 
 
 def meet(facts: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    """Start MPI with the other ranks, exchange all ranks' facts, and sum a buffer with them.
-
-    Args:
-        limit_s: the time limit in seconds for the ranks to come, and for each step.
+    """Start MPI with the other ranks, exchange all ranks' facts, and sum a buffer with them, each in limited time.
 
     Returns:
         "mpi" of this rank. If the ranks met: "rank", "answers" (the facts of all ranks with their "mpi") and

@@ -61,8 +61,7 @@ def as_table(findings: Sequence[Finding], title: str = "") -> Table:
 def verdict(findings: Sequence[Finding]) -> str:
     """Return the commands to run, one a line, and a last sentence that says whether training works here.
 
-    Returns:
-        Lines of text: first the commands that training needs, in their order, then the optional ones.
+    The commands that training needs come first, in their order, then the optional ones.
     """
     interpreter = "python" if shutil.which("python") == sys.executable else shlex.quote(sys.executable)
     lines = []

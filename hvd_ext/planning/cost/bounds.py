@@ -31,7 +31,7 @@ def allreduce_bound_s(tree: Tree, nbytes: float) -> float:
 
 
 def ring_bound_s(tree: Tree, nbytes: float) -> float:
-    """The least time of one flat ring, which sends 2 (P - 1) / P * n over the slowest link (Patarasuk and Yuan 2009)."""
+    """The least time of a flat ring, which sends 2 (P - 1) / P * n over the slowest link (Patarasuk and Yuan 2009)."""
     return 2 * (tree.size - 1) / tree.size * nbytes * slowest(tree).beta_s_per_byte
 
 
