@@ -10,7 +10,18 @@ from typing import Any
 import psutil
 
 from hvd_ext.bench.expected import Cluster
-from hvd_ext.bench.jobs import NO_HOROVOD, Launcher, Tell, Turns, caveats, compare, has_horovod, samples_of
+from hvd_ext.bench.jobs import (
+    NO_HOROVOD,
+    Launcher,
+    Tell,
+    Turns,
+    caveats,
+    check_choices,
+    check_least,
+    compare,
+    has_horovod,
+    samples_of,
+)
 from hvd_ext.bench.results import BASELINES, YARDSTICKS, ratios
 from hvd_ext.bench.sampling import Task
 from hvd_ext.errors import InvalidError
@@ -56,21 +67,13 @@ class Request:
     def __post_init__(self) -> None:
         from hvd_ext.planning import registry
 
-        algorithms = ("auto", *registry.names(), *BASELINES)
-        for ranks in self.ranks:
-            if ranks < 1:
-                raise InvalidError(f"ranks ({ranks}): must be at least 1")
+        check_least(1, ranks=self.ranks)
         for nbytes in self.sizes:
             if nbytes < 4 or nbytes % 4:
                 raise InvalidError(f"bytes ({nbytes}): must be a multiple of 4, the size of a float32, and at least 4")
-        for name, values, valid in (("algorithm", self.algorithms, algorithms), ("how", self.hows, HOWS)):
-            for value in values:
-                if value not in valid:
-                    raise InvalidError(f"{name} ({value!r}): must be one of {', '.join(valid)}")
-                if values.count(value) > 1:
-                    raise InvalidError(f"{name} ({value!r}): must be named only once")
-        if self.repetitions < 1:
-            raise InvalidError(f"repetitions ({self.repetitions}): must be at least 1")
+        check_choices("algorithm", self.algorithms, ("auto", *registry.names(), *BASELINES))
+        check_choices("how", self.hows, HOWS)
+        check_least(1, repetitions=self.repetitions)
         for name, seconds in (("seconds per row", self.seconds_per_row), ("timeout", self.timeout_s)):
             if seconds <= 0:
                 raise InvalidError(f"{name} ({seconds:g}): must be more than 0")

@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,6 +212,31 @@ class Turns:
                     worker.pause()
         if chosen is not None:
             chosen.go_on()
+
+
+def check_choices(name: str, values: Sequence[str], valid: Collection[str]) -> None:
+    """Check the values of an argument of which each must be a valid one, and occur only once.
+
+    Raises:
+        InvalidError: a value breaks the rule.
+    """
+    for value in values:
+        if value not in valid:
+            raise InvalidError(f"{name} ({value!r}): must be one of {', '.join(valid)}")
+        if values.count(value) > 1:
+            raise InvalidError(f"{name} ({value!r}): must be named only once")
+
+
+def check_least(least: int, why: str = "", **numbers: int | Iterable[int]) -> None:
+    """Check arguments, by name, that are numbers not below the least one, or several of them.
+
+    Raises:
+        InvalidError: a number breaks the rule; `why` is a reason.
+    """
+    for name, values in numbers.items():
+        for value in (values,) if isinstance(values, int) else values:
+            if value < least:
+                raise InvalidError(f"{name} ({value}): must be at least {least}{why}")
 
 
 def rotated(values: Sequence[Any], by: int) -> list[Any]:

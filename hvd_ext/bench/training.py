@@ -10,7 +10,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvd_ext.bench.expected import Cluster
-from hvd_ext.bench.jobs import NO_HOROVOD, Launcher, Tell, Turns, caveats, compare, has_horovod, rotated
+from hvd_ext.bench.jobs import (
+    NO_HOROVOD,
+    Launcher,
+    Tell,
+    Turns,
+    caveats,
+    check_choices,
+    check_least,
+    compare,
+    has_horovod,
+    rotated,
+)
 from hvd_ext.bench.training_worker import COMPUTE, Task, paired, parts_of
 from hvd_ext.errors import InvalidError
 from hvd_ext.options.gradients import GradientOptions
@@ -76,31 +87,14 @@ class Request:
     def __post_init__(self) -> None:
         from hvd_ext.planning import registry
 
-        algorithms = ("auto", *registry.names(), *PEERS)
-        for name, values, valid in (
-            ("algorithm", self.algorithms, algorithms),
-            ("model", (self.model,), tuple(WIDTHS)),
-            ("buckets", self.buckets, self.buckets),
-        ):
-            for value in values:
-                if value not in valid:
-                    raise InvalidError(f"{name} ({value!r}): must be one of {', '.join(valid)}")
-                if values.count(value) > 1:
-                    raise InvalidError(f"{name} ({value!r}): must be named only once")
+        check_choices("algorithm", self.algorithms, ("auto", *registry.names(), *PEERS))
+        check_choices("model", (self.model,), WIDTHS)
+        check_choices("buckets", self.buckets, self.buckets)
         if not self.algorithms:
             raise InvalidError("algorithms (none): must name at least one")
-        for name, least, counts in (
-            ("ranks", 1, self.ranks),
-            ("width", 0, (self.width,)),
-            ("batch", 1, (self.batch,)),
-            ("repetitions", 1, (self.repetitions,)),
-            ("steps", self.repetitions, (self.steps,)),
-            ("warmup", 0, (self.warmup,)),
-        ):
-            for count in counts:
-                if count < least:
-                    why = ", one for each repetition" if name == "steps" else ""
-                    raise InvalidError(f"{name} ({count}): must be at least {least}{why}")
+        check_least(1, ranks=self.ranks, batch=self.batch, repetitions=self.repetitions)
+        check_least(0, width=self.width, warmup=self.warmup)
+        check_least(self.repetitions, ", one for each repetition", steps=self.steps)
         if "algorithm" in self.options:
             raise InvalidError("option algorithm: say --algorithms, which compares them")
         if self.buckets and "buckets" in self.options:

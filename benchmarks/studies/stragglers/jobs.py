@@ -13,7 +13,19 @@ import numpy.typing as npt
 from benchmarks.studies.stragglers.worker import AUTO, DELAY, FULL, MODES, STALENESS, Task
 from benchmarks.studies.stragglers.workloads import WORKLOADS
 from hvd_ext.bench.expected import Cluster
-from hvd_ext.bench.jobs import NO_HOROVOD, Launcher, Tell, Turns, Worker, caveats, compare, has_horovod, rotated
+from hvd_ext.bench.jobs import (
+    NO_HOROVOD,
+    Launcher,
+    Tell,
+    Turns,
+    Worker,
+    caveats,
+    check_choices,
+    check_least,
+    compare,
+    has_horovod,
+    rotated,
+)
 from hvd_ext.errors import InvalidError
 from hvd_ext.simulation.rounds import Rules, active, play, staleness
 
@@ -60,23 +72,13 @@ class Request:
             ("workload", self.workloads, tuple(WORKLOADS)),
             ("mode", self.modes, (*MODES, HOROVOD)),
         ):
-            for value in values:
-                if value not in valid:
-                    raise InvalidError(f"{name} ({value!r}): must be one of {', '.join(valid)}")
-                if values.count(value) > 1:
-                    raise InvalidError(f"{name} ({value!r}): must be named only once")
+            check_choices(name, values, valid)
             if not values:
                 raise InvalidError(f"{name}s (none): must name at least one")
-        for name, least, counts in (
-            ("ranks", 2, self.ranks),
-            ("repetitions", 1, (self.repetitions,)),
-            ("steps", self.repetitions, (self.steps,)),
-            ("seed", 0, (self.seed,)),
-        ):
-            for count in counts:
-                if count < least:
-                    why = ", one for each repetition" if name == "steps" else ""
-                    raise InvalidError(f"{name} ({count}): must be at least {least}{why}")
+        check_least(2, ranks=self.ranks)
+        check_least(1, repetitions=self.repetitions)
+        check_least(self.repetitions, ", one for each repetition", steps=self.steps)
+        check_least(0, seed=self.seed)
         if self.timeout_s <= 0:
             raise InvalidError(f"timeout ({self.timeout_s:g}): must be more than 0")
 

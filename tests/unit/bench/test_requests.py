@@ -100,7 +100,7 @@ def test_a_file_that_is_no_result_is_not_appended_to(tmp_path: Path) -> None:
 
 def test_a_command_that_a_launcher_starts_on_all_ranks_is_done_by_rank_0_alone() -> None:
     names = list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-    assert len(names) > 4
+    assert names == ["allreduce", "training", "breakdown"]
     for name in names:
         for rank, status in (("1", 0), ("0", 2)):  # there is no such option
             ended = CliRunner().invoke(app, [name, "--no-such-option"], env={"OMPI_COMM_WORLD_RANK": rank})
