@@ -47,7 +47,7 @@ class Request:
         hows: how to call: "graph", "engine", "eager". Horovod knows the first and the last; MPI and the yardsticks are
             always called with NumPy buffers, which is named "engine".
         ranks: numbers of ranks on this host, one job of each after the other; empty where a launcher says it.
-        seconds_per_row: long calls have fewer samples, at least 3, so that a row takes about so long.
+        seconds_per_row: long calls have fewer samples, at least 3, so that a row takes about that time.
         rate: bytes per second on the wire of each host, for the bound; None to take the topology's.
 
     Raises:

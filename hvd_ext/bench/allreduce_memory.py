@@ -26,7 +26,7 @@ from hvd_ext.errors import HvdExtError
 
 # Shares begin at a cache line, so that no two ranks write into the same one.
 LINE_ELEMENTS = 16
-# Partial sums are taken over so many elements, 256 KiB, which stay in a core's cache.
+# The elements of a partial sum: 256 KiB, which stay in a core's cache.
 BLOCK_ELEMENTS = 1 << 16
 
 

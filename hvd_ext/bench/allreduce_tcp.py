@@ -1,7 +1,7 @@
 """The yardstick `tcp`: the bytes that an allreduce must carry between hosts, over plain sockets, and nothing else.
 
 With n bytes on H hosts each host's link carries at least 2 (H - 1) / H * n bytes in each direction
-(hvd_ext/planning/cost/bounds.py). The hosts stand in a ring. The first rank of each host sends so many bytes to the
+(hvd_ext/planning/cost/bounds.py). The hosts stand in a ring. The first rank of each host sends these bytes to the
 next host and receives as many from the host before it, both at once, over two connections and in one thread. Nothing is
 added up, and the kernel's copies into and out of the sockets are the only ones. The other ranks do nothing.
 """

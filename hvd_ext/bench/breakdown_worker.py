@@ -39,7 +39,7 @@ UNTIMED = 3  # steps before the first sample: functions are traced, and caches f
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What the ranks of a job are told.
+    """What the ranks of a job receive when they start.
 
     Attributes:
         pixels: sides of the pictures that the network sees; each is measured on its own.

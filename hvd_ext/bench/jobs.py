@@ -149,8 +149,8 @@ class Worker:
         """Stop the ranks where they are."""
         self._send(signal.SIGSTOP)
 
-    def go_on(self) -> None:
-        """Let the ranks go on."""
+    def resume(self) -> None:
+        """Resume the ranks."""
         self._send(signal.SIGCONT)
 
     def _send(self, number: signal.Signals) -> None:
@@ -211,7 +211,7 @@ class Turns:
                 if worker is not chosen:
                     worker.pause()
         if chosen is not None:
-            chosen.go_on()
+            chosen.resume()
 
 
 def check_choices(name: str, values: Sequence[str], valid: Collection[str]) -> None:
@@ -298,7 +298,7 @@ def compare(
     notes: list[str] = []
     topology = ""
     for count in request.ranks or (None,):
-        # The folders are removed first: a command that is told to end may be killed before all its jobs have ended.
+        # The folders are removed first: a command that a signal ends may be killed before all its jobs have ended.
         with ExitStack() as stack, ExitStack() as folders:
             turns = Turns()
             for name, arguments in jobs.items():

@@ -10,7 +10,7 @@ import numpy as np
 
 HEIGHT, WIDTH = 375, 500  # of most photographs of ImageNet
 QUALITY = 90
-GRAIN = 16  # so many pixels of a picture have about one colour
+GRAIN = 16  # the side, in pixels, of a spot of about one colour
 POOL = 251  # pictures that are drawn; a prime, so that no batch has the same ones again
 SEED = 18
 

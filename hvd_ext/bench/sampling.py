@@ -29,11 +29,11 @@ WARMUP_CALLS = 5
 # A call that takes less is made once before each sample, because the caches may be cold, and has several warm-up calls.
 SHORT_S = 0.2
 FIRST_IS_LONG_S = 1.0
-# A sample repeats a short call until it takes about so long.
+# A sample repeats a short call until it takes about this time.
 SAMPLE_S = 0.005
 FIRST_SLEEP_S, LONGEST_SLEEP_S = 20e-6, 1e-3
 TURNS, EVENTS = "turns", "events"
-# The kind of an event that answers nothing, but says that the work goes on.
+# The kind of an event that is no answer, but shows that the job still works.
 ALIVE = "alive"
 # Values stay below 61 x 4,096 ranks: every partial sum is exact in float32, whatever the order of the additions.
 PERIOD = 61
@@ -110,7 +110,7 @@ def fault_of(result: Any, elements: int, right: Callable[[int], NDArray[np.float
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What the ranks of a job are told when they start; they are told the rest turn by turn.
+    """What the ranks of a job receive when they start; the rest follows turn by turn.
 
     Attributes:
         folder: where rank 0 follows the turns and writes the events.

@@ -32,7 +32,7 @@ TOLERANCE = 1e-2
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What the ranks of a job are told when they start.
+    """What the ranks of a job receive when they start.
 
     Attributes:
         folder: where rank 0 follows the turns and writes the events.

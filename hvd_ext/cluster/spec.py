@@ -15,7 +15,7 @@ from hvd_ext.topology.tree import SHARED_MEMORY, Link
 
 MOST_HOSTS = 254
 MTU = 1500
-# The burst that suits a rate is what the rate carries in so long, from the least to the most. The kernel hands TCP's
+# The burst that suits a rate is what the rate carries in this time, from the least to the most. The kernel hands TCP's
 # bytes to a link in packets of up to 64 KiB, which count as 68 kB with the headers of their frames. A token bucket cuts
 # a packet that is larger than its burst into frames, each of which then costs what the whole packet did: a flow at
 # 10 Gbit/s with a burst of 64 KiB has a third of its speed with 256 KiB, and 4 MiB add nothing (docs/cluster.md).

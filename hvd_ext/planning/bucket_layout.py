@@ -44,7 +44,7 @@ class Selection:
             float16 is bounded by 65504; the rounding error stays in the residual.
         indices: the encoding of the indices: 0 for the shortest, 1 for int32, 2 for gaps, 3 for a bitmap.
         per_tensor: whether k is divided over the tensors; else one k covers all of them.
-        density: the density of an ordinary step, for predictions; the engine is told the density of each step.
+        density: the density of an ordinary step, for predictions; the engine gets the density of each step.
     """
 
     dense_above: float = 1.0

@@ -37,10 +37,8 @@ from hvd_ext.topology.tree import Tree
 
 # the mean size of an index as sent: a gap takes two bytes at densities around 0.001, and less at higher densities
 _INDEX_NBYTES = 2.0
-
-
-# Segments may be so many times larger than the grain, where a rank's messages take more than this part of the time of
-# the busiest port; they are where a bucket then takes this much less time.
+# Segments may be larger than the grain by these factors, where a rank's messages take more than BUSY_RANK of the time
+# of the busiest port. They are larger where a bucket then takes no more than WORTH_COARSER of its time.
 COARSER = (1, 2, 4)
 BUSY_RANK = 0.5
 WORTH_COARSER = 0.97
@@ -74,7 +72,7 @@ def _point(tree: Tree, name: str, nbytes: int) -> Parts:
     """The price of a bucket by one schedule, at a power of two."""
     half, quarter = nbytes // 2, nbytes // 4
     grains = [segment_of(tree, name, size) for size in (half, nbytes)]
-    # Of so many segments a larger bucket goes on at their pace, unless its segments have another size.
+    # Behind this number of segments a larger bucket continues at their pace, unless its segments have another size.
     if half >= 2 * PLAYED_WINDOWS * WINDOW * grains[0] and abs(grains[1] - grains[0]) <= 0.1 * grains[0]:
         smaller, larger = _point(tree, name, quarter), _point(tree, name, half)
         return Parts(3 * larger.hold_s - 2 * smaller.hold_s, larger.tail_s)

@@ -34,7 +34,7 @@ MOST_BUCKETS = 100  # more are played only where no fewer are as good
 PLAYED_MESSAGES = 12_000
 # Steps within this factor are a tie, in which the bucketer with the fewest buckets wins, then the simplest one.
 TIE = 0.005
-# With up to so many buckets each may get a schedule that is not the fastest alone, but better in the lane.
+# Up to this number of buckets, each may get a schedule that is not the fastest alone, but better in the lane.
 MOST_EXCHANGED = 64
 WORTH_EXCHANGING = 0.001
 # The rounds in which a quick bucketer looks for the tensors that must be sparsified, each within a smaller factor.

@@ -55,7 +55,7 @@ def both(groups: Hosts, size: int) -> LogicalPlan:
 
 
 def pairs_of(hosts: int, rounds: int) -> list[list[tuple[int, int]]]:
-    """Who meets whom: in each round every host meets another one, and over hosts - 1 rounds it meets all.
+    """Pairs hosts: in each round every host meets another one, and over hosts - 1 rounds it meets all.
 
     Args:
         rounds: the largest number of rounds.

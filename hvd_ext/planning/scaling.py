@@ -169,7 +169,7 @@ def rows(
         A row for each number of ranks, bucketer and algorithm.
 
     Raises:
-        TopologyError: the cluster cannot have so many ranks.
+        TopologyError: the cluster cannot have that number of ranks.
         PlanError: there is no such bucketer or algorithm, or an algorithm cannot run on the cluster.
     """
     check(bucketers)

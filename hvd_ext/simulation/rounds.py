@@ -1,4 +1,4 @@
-"""Partial rounds as they are played: who gives which gradient to which round, and when; no plans, no messages.
+"""The play of partial rounds: which gradient of which rank is in which round, and when; no plans, no messages.
 
 A round is one allreduce of a whole step's gradients in which every rank takes part, also one that still computes its
 own. Step s of every rank takes the result of round s. The rules are those of `tf_ops/engine/rounds.cc`: rank 0 hears

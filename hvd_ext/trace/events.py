@@ -121,7 +121,7 @@ class _Writer:
 
     def step(self, lane: int, number: int, records: Sequence[Record]) -> None:
         channel = self.book.channels[lane]
-        # partial rounds have one more bucket, the table of who takes part
+        # partial rounds have one more bucket, the table of the ranks that take part
         records = [record for record in records if record.part < len(channel.buckets(number))]
         of: dict[Kind, list[Record]] = defaultdict(list)
         for record in records:

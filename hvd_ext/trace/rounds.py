@@ -1,4 +1,4 @@
-"""Partial rounds summed up: who was on time, who waited, and how stale gradients were.
+"""Summaries of partial rounds: which ranks were on time, which waited, and how stale gradients were.
 
 The source is what an engine knows of its rounds (`hvd_ext.engine.partial.Rounds`), or the events of a merged trace.
 """

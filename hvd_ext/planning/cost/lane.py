@@ -33,7 +33,7 @@ from hvd_ext.topology.tree import Tree
 _Floats = NDArray[np.float64]
 Travelling = TypeVar("Travelling")
 
-# Of a bucket, at most so many windows are played; the pace of their second half is taken for the rest. A price needs
+# The largest number of windows of a bucket that are played; the rest has the pace of their second half. A price needs
 # less precision than `simulate` has, and a table needs many.
 PLAYED_WINDOWS = 4
 LEAST_NBYTES, MOST_NBYTES = 1 << 10, 1 << 28  # the range of tables; smaller buckets cost what the smallest costs

@@ -53,7 +53,7 @@ def simulate(
 ) -> Simulation:
     """Simulates a plan on a cluster.
 
-    Of a long buffer only the first segments are simulated, at least 24 windows; the rest is assumed to go on at the
+    Of a long buffer only the first segments are simulated, at least 24 windows; the rest is assumed to continue at the
     pace of their second half. Ports, reductions, messages and the hand-over take time; processors keep up with
     everything else.
 

@@ -11,7 +11,7 @@ from hvd_ext.topology.tree import Tree
 
 card = Card(
     name="tree",
-    idea="Two binary trees carry half of the buffer each, up and down; who works in one is a leaf of the other.",
+    idea="Two binary trees carry half of the buffer each, up and down; a rank that adds in one is a leaf of the other.",
     drawing="""\
 P = 4 in order, one rank a host:   1st half:  0 -> 1 <- 2     2nd half:  1 -> 2 <- 3
                                                   1 <- 3                     2 <- 0
