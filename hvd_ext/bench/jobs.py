@@ -334,7 +334,7 @@ def caveats(cluster: Cluster, turns: Turns, refused: Mapping[str, str], untold: 
     return notes
 
 
-def wanted(request: Any, sample_s: float) -> int:
+def sample_count(request: Any, sample_s: float) -> int:
     """Give the number of samples of a row: as many as fit into its seconds, at least 3, and at most the repetitions."""
     fit = int(request.seconds_per_row / max(sample_s, 1e-6))
     return min(request.repetitions, max(LEAST_REPETITIONS, fit))
@@ -343,7 +343,7 @@ def wanted(request: Any, sample_s: float) -> int:
 def samples_of(request: Any, turns: Turns, opened: Sequence[Sequence[dict[str, Any]]]) -> Samples:
     """Let the jobs take turns; in each repetition every contestant is measured once, in another order."""
     left = {
-        (job, index): wanted(request, facts["sample_seconds"])
+        (job, index): sample_count(request, facts["sample_seconds"])
         for job, contestants in enumerate(opened)
         for index, facts in enumerate(contestants)
     }

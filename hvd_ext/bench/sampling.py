@@ -188,7 +188,7 @@ class Ranks:
         self.meet()
         return list(self._comm.allgather(value))
 
-    def told(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Give all ranks the value of rank 0; the wait for it is asleep."""
         self.meet()
         return self._comm.bcast(value, root=0)
@@ -316,7 +316,7 @@ def answer_turns(folder: Path, ranks: Ranks, answer: Answer, topology: str = "")
         events = folder / EVENTS if ranks.rank == 0 else None
         emit(events, "hello", hosts=hosts, topology=topology)
         follower = Follower(folder / TURNS)
-        while (turn := ranks.told(_next_turn(follower) if ranks.rank == 0 else None))["kind"] != "end":
+        while (turn := ranks.broadcast(_next_turn(follower) if ranks.rank == 0 else None))["kind"] != "end":
             kind, values = answer(turn)
             emit(events, kind, **values)
         answer({"kind": "end"})

@@ -83,7 +83,7 @@ class Cluster:
 
     def enter(self, host: str | None = None) -> list[str]:
         """Return the words to put before a command that shall run in the switch (None) or on a host."""
-        return states.enter(self.state, None if host is None else self._known(host))
+        return states.enter(self.state, None if host is None else self._checked(host))
 
     def command(self, program: Sequence[str]) -> list[str]:
         """Return the command that starts a job, for callers that start it with `environment()` and watch the process.
@@ -121,11 +121,11 @@ class Cluster:
 
     def cut(self, host: str) -> None:
         """Pull a host's cable, so that all packets on it are lost."""
-        self._batch("ip", [f"link set {self._known(host)} down"])
+        self._batch("ip", [f"link set {self._checked(host)} down"])
 
     def restore(self, host: str) -> None:
         """Put a host's cable back."""
-        self._batch("ip", [f"link set {self._known(host)} up"])
+        self._batch("ip", [f"link set {self._checked(host)} up"])
 
     def set_rate(self, host: str, rate: str) -> None:
         """Change the rate of a host's link in each direction, even while a job runs; the burst is that of the new rate.
@@ -135,7 +135,7 @@ class Cluster:
         """
         rate_bits(rate)
         burst = self.spec.burst_at(rate)
-        self._batch("tc", [network.limit(self._known(host), rate, burst, "replace")])
+        self._batch("tc", [network.limit(self._checked(host), rate, burst, "replace")])
         self._batch("tc", [network.limit("eth0", rate, burst, "replace")], host)
 
     def close(self) -> None:
@@ -223,7 +223,7 @@ class Cluster:
         if done.returncode != 0:
             raise ClusterError(f"network of {host or network.SWITCH}: {name} failed: {' '.join(done.stderr.split())}")
 
-    def _known(self, host: str) -> str:
+    def _checked(self, host: str) -> str:
         if host not in self.spec.names:
             raise InvalidError(f"host ({host}): must be one of {', '.join(self.spec.names)}")
         return host

@@ -82,7 +82,7 @@ def suitable_burst(rate: str, mtu: int = MTU) -> str:
     return f"{kib // 1024}mb" if kib % 1024 == 0 else f"{kib}kb"
 
 
-def _whole(value: object, least: int) -> bool:
+def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
@@ -114,12 +114,12 @@ class Spec:
 
     def __post_init__(self) -> None:
         hosts = ",".join(str(count) for count in self.hosts)
-        if not self.hosts or not all(_whole(count, 1) for count in self.hosts):
+        if not self.hosts or not all(_is_count(count, 1) for count in self.hosts):
             raise InvalidError(f"hosts ({hosts}): must be the numbers of ranks on each host, 1 or more, as in 4,4")
         if len(self.hosts) > MOST_HOSTS:
             raise InvalidError(f"hosts ({len(self.hosts)} of them): must be {MOST_HOSTS} at most")
         racks = ",".join(str(count) for count in self.racks)
-        if not all(_whole(count, 1) for count in self.racks):
+        if not all(_is_count(count, 1) for count in self.racks):
             raise InvalidError(f"racks ({racks}): must be the numbers of hosts in each rack, 1 or more, as in 2,1")
         if self.racks and sum(self.racks) != len(self.hosts):
             raise InvalidError(
@@ -130,7 +130,7 @@ class Spec:
         for rate in (self.rate, self.rack_rate):
             if rate is not None:
                 rate_bits(rate)
-        if not _whole(self.mtu, 576) or self.mtu > 65535:
+        if not _is_count(self.mtu, 576) or self.mtu > 65535:
             raise InvalidError(f"mtu ({self.mtu}): must be a whole number of bytes from 576 to 65535")
         if self.burst is not None and size_nbytes(self.burst) < self.mtu + FRAME_NBYTES:
             raise InvalidError(

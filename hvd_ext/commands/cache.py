@@ -28,7 +28,7 @@ def list_(folders: Folders = None, name: Name = None) -> None:
     table = Table(title_justify="left")
     for column in ("cache", "samples", "filled", "bytes", "changed", "where"):
         table.add_column(column, justify="left" if column in ("cache", "where") else "right", overflow="fold")
-    for cache in _found(folders, name):
+    for cache in _caches(folders, name):
         records = cache.records()
         samples = "-" if records is None else f"{records[1]:,}"
         filled = "damaged" if records is None else f"{records[0] / max(1, records[1]):.1%}"
@@ -49,7 +49,7 @@ def verify(folders: Folders = None, name: Name = None) -> None:
     """Read every sample of caches and compare its checksum; damaged ones are forgotten. Status 1 if there was one."""
     damaged = 0
     try:
-        for cache in _found(folders, name):
+        for cache in _caches(folders, name):
             counts = _verified(cache)
             place = "disk" if cache.path.is_dir() else "memory"
             damaged += counts[f"{place}_damaged"]
@@ -70,7 +70,7 @@ def clear(
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
 ) -> None:
     """Delete caches in folders, and those whose memory has stayed; jobs that run keep what they have open."""
-    caches = _found(folders, name)
+    caches = _caches(folders, name)
     for cache in caches:
         print(f"{cache.path}: {cache.nbytes() / 1e6:,.1f} MB")
     if not caches:
@@ -86,7 +86,7 @@ def clear(
         raise typer.Exit(1) from error
 
 
-def _found(folders: list[Path] | None, name: str | None) -> list[store.Found]:
+def _caches(folders: list[Path] | None, name: str | None) -> list[store.Found]:
     caches = [cache for folder in folders or () for cache in store.on_disk(folder)]
     caches += store.in_memory()
     return [cache for cache in caches if name in (None, cache.name)]

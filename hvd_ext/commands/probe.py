@@ -77,14 +77,14 @@ def probe(
             raise HvdExtError("probe: the links could not be measured; the warning says why")
         times = _allreduces(job)
         if job.engine.rank == 0:
-            _tell(job, times, output, plot)
+            _report(job, times, output, plot)
         process.shutdown()
     except HvdExtError as error:
         log.write(log.line(str(error)))
         raise typer.Exit(1) from error
 
 
-def _tell(job: Runtime, times: Sequence[Allreduce], output: Path | None, plot: Path | None) -> None:
+def _report(job: Runtime, times: Sequence[Allreduce], output: Path | None, plot: Path | None) -> None:
     assert job.network is not None
     console = table_console()
     console.print(table_of(job))

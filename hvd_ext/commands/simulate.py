@@ -147,7 +147,7 @@ def simulate(
             rows = [scaling.on_line(price, times, name, count, nbytes) for count in counts or [1] for name in names]
             title = f"a step of {trace or model} with an allreduce of {allreduce_cost} x bytes seconds"
             priced = what_if.on_a_line(price, times, names, max(counts or [1])) if changes else []
-        played = [] if skew is None else simulate_rounds.found(rows, modes, skew, staleness)
+        played = [] if skew is None else simulate_rounds.gains_of(rows, modes, skew, staleness)
         written = [*(row.as_json() for row in rows), *(change.as_json() for change in priced)]
         if json_file is not None:
             with writing(f"--json {json_file}"):

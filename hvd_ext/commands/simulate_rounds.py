@@ -12,7 +12,7 @@ from hvd_ext.planning.scaling import Row
 from hvd_ext.simulation.skew import Gain, Skew, gains
 
 
-def found(rows: Sequence[Row], modes: Sequence[str], skew: str, staleness: int) -> list[Gain]:
+def gains_of(rows: Sequence[Row], modes: Sequence[str], skew: str, staleness: int) -> list[Gain]:
     """Play the rounds of each number of ranks.
 
     Full steps have the buckets that are best, which hide behind back-propagation. Rounds that do not wait begin after

@@ -220,7 +220,7 @@ def _laid_out(step: _Step, bucketing: BucketingRequest, selected: frozenset[int]
     if not bucketing.places:
         return Layout(step.tensors, ())
     if step.times is None:
-        name = _named(step, bucketing, request)
+        name = _bucketer_name(step, bucketing, request)
         name = bucketers.choose(request) if name == "auto" else name
         return _built(step, _divided(bucketing, request, name, selected))
     priced, priced_outcomes = _priced(step, bucketing, request, selected)
@@ -271,7 +271,7 @@ def _priced(
     if (selected, bucketing.buckets) in step.known:
         return step.known[selected, bucketing.buckets]
     assert step.times is not None
-    named = _named(step, bucketing, request)
+    named = _bucketer_name(step, bucketing, request)
     names: Sequence[str] = (named,)
     if named == "auto":  # of those that do without times only the simplest
         timeless, simplest = ("by_size", "by_groups"), bucketers.choose(request)
@@ -326,7 +326,7 @@ def _request(step: _Step, bucketing: BucketingRequest, selected: frozenset[int])
     return bucketers.Request(some, bucketing.bucket_nbytes, groups, sparse, ready_s, price)
 
 
-def _named(step: _Step, bucketing: BucketingRequest, request: bucketers.Request) -> str:
+def _bucketer_name(step: _Step, bucketing: BucketingRequest, request: bucketers.Request) -> str:
     """The bucketer that is asked for, or "auto"."""
     named = bucketing.buckets
     if named == "auto":

@@ -56,11 +56,11 @@ def allreduce_plan(tree: Tree, algorithm: str = "auto", nbytes: int = DEFAULT_NB
     Raises:
         PlanError: no schedule has that name, or it does not support the cluster.
     """
-    return _cheapest(tree, size_class(nbytes)) if algorithm == "auto" else _named(tree, algorithm)
+    return _cheapest(tree, size_class(nbytes)) if algorithm == "auto" else _by_name(tree, algorithm)
 
 
 @lru_cache(maxsize=64)
-def _named(tree: Tree, name: str) -> Choice:
+def _by_name(tree: Tree, name: str) -> Choice:
     reason = registry.supports(registry.get(name), tree)
     if reason is not None:
         raise PlanError(f"algorithm {name!r} on {tree.describe()}: {reason}; choose another one, or 'auto'")

@@ -74,7 +74,7 @@ class SparseSchedule(Schedule, Protocol):
 
 
 @lru_cache(maxsize=1)
-def _found() -> dict[str, Schedule | SparseSchedule]:
+def _modules() -> dict[str, Schedule | SparseSchedule]:
     modules: dict[str, Schedule | SparseSchedule] = {}
     for info in sorted(pkgutil.iter_modules(schedules.__path__), key=lambda info: info.name):
         module = cast("Schedule | SparseSchedule", importlib.import_module(f"{schedules.__name__}.{info.name}"))
@@ -88,12 +88,12 @@ def _found() -> dict[str, Schedule | SparseSchedule]:
 
 def names() -> tuple[str, ...]:
     """The sorted names of all schedules that send whole buffers."""
-    return tuple(name for name, module in _found().items() if not module.card.sparse)
+    return tuple(name for name, module in _modules().items() if not module.card.sparse)
 
 
 def sparse_names() -> tuple[str, ...]:
     """The sorted names of all schedules that select elements."""
-    return tuple(name for name, module in _found().items() if module.card.sparse)
+    return tuple(name for name, module in _modules().items() if module.card.sparse)
 
 
 def get(name: str) -> Schedule:
@@ -107,7 +107,7 @@ def get(name: str) -> Schedule:
             f"algorithm {name!r}: it sends selected elements only; give compression=hvd_ext.TopK(...) too, or one of "
             f"{', '.join(names())}"
         )
-    return _named(name, names(), "must be 'auto' or one of")
+    return _module(name, names(), "must be 'auto' or one of")
 
 
 def sparse(name: str) -> SparseSchedule:
@@ -116,7 +116,7 @@ def sparse(name: str) -> SparseSchedule:
     Raises:
         PlanError: there is no such schedule; the message lists the names and suggests the nearest.
     """
-    return cast(SparseSchedule, _named(name, sparse_names(), "with compression=hvd_ext.TopK(...) it must be one of"))
+    return cast(SparseSchedule, _module(name, sparse_names(), "with compression=hvd_ext.TopK(...) it must be one of"))
 
 
 def card(name: str) -> Card:
@@ -125,7 +125,7 @@ def card(name: str) -> Card:
     Raises:
         PlanError: there is no such schedule; the message lists the names and suggests the nearest.
     """
-    return _named(name, tuple(_found())).card
+    return _module(name, tuple(_modules())).card
 
 
 def supports(schedule: Schedule | SparseSchedule, tree: Tree) -> str | None:
@@ -137,9 +137,9 @@ def supports(schedule: Schedule | SparseSchedule, tree: Tree) -> str | None:
     return None if check is None else check(tree)
 
 
-def _named(name: str, valid: tuple[str, ...], rule: str = "must be one of") -> Schedule | SparseSchedule:
+def _module(name: str, valid: tuple[str, ...], rule: str = "must be one of") -> Schedule | SparseSchedule:
     if name in valid:
-        return _found()[name]
+        return _modules()[name]
     near = difflib.get_close_matches(name, valid, n=1)
     guess = f"; did you mean {near[0]!r}?" if near else ""
     raise PlanError(f"algorithm {name!r}: {rule} {', '.join(valid)}{guess}")

@@ -65,7 +65,7 @@ def on_a_cluster(
 
     scaling.check(bucketers)
 
-    def found(on: Tree = tree, of: StepTimes = times, wire: str | None = None, topk: TopK | None = None) -> Row:
+    def best_row(on: Tree = tree, of: StepTimes = times, wire: str | None = None, topk: TopK | None = None) -> Row:
         rows, refused = [], None
         for name in bucketers:
             try:
@@ -76,26 +76,26 @@ def on_a_cluster(
             raise refused
         return best(rows)
 
-    now = found()
+    now = best_row()
     changes = [Change("as it is", now, now.iteration_s, 1.0)]
     for factor in FASTER:
         name = f"links between hosts {factor} times as fast"
         if len(tree.hosts()) == 1:
             changes.append(Change(name, None, why_not="there is one host"))
         else:
-            changes.append(_change(name, now, found(faster(tree, factor))))
+            changes.append(_change(name, now, best_row(faster(tree, factor))))
     try:
-        changes.append(_change("one host more", now, found(scaled(tree, tree.size + len(tree.hosts()[0])))))
+        changes.append(_change("one host more", now, best_row(scaled(tree, tree.size + len(tree.hosts()[0])))))
     except TopologyError as error:
         changes.append(Change("one host more", None, why_not=str(error)))
     name = f"TopK({density:g})"
     try:
         # A model file has no shapes, so that the number of elements alone decides which tensors are sparsified.
-        changes.append(_change(name, now, found(topk=TopK(density=density, vectors=True))))
+        changes.append(_change(name, now, best_row(topk=TopK(density=density, vectors=True))))
     except PlanError as error:
         changes.append(Change(name, None, why_not=str(error)))
-    changes.append(_change("half precision on the wire", now, found(wire="float16")))
-    changes.append(_late(now, found(of=_at_once(times))))
+    changes.append(_change("half precision on the wire", now, best_row(wire="float16")))
+    changes.append(_late(now, best_row(of=_at_once(times))))
     price = lane_prices.best_table(tree) if algorithm == "auto" else lane_prices.dense_table(tree, algorithm)
     changes.append(_gathered(now, price, times, bucketers))
     return changes
@@ -113,17 +113,17 @@ def on_a_line(
         PlanError: there is no such bucketer.
     """
 
-    def found(of: lane.Table = price, when: StepTimes = times) -> Row:
+    def best_row(of: lane.Table = price, when: StepTimes = times) -> Row:
         return best([on_line(of, when, name, ranks) for name in bucketers])
 
-    now = found()
+    now = best_row()
     changes = [Change("as it is", now, now.iteration_s, 1.0)]
-    changes += [_change(f"bytes {factor} times as fast", now, found(_cheaper(price, factor))) for factor in FASTER]
+    changes += [_change(f"bytes {factor} times as fast", now, best_row(_cheaper(price, factor))) for factor in FASTER]
     fixed = "--allreduce-cost holds for one number of ranks"
     changes.append(Change("one host more", None, why_not=fixed))
     changes.append(Change("TopK", None, why_not="--allreduce-cost is the price of dense gradients"))
-    changes.append(_change("half precision on the wire", now, found(_cheaper(price, 2))))
-    changes.append(_late(now, found(when=_at_once(times))))
+    changes.append(_change("half precision on the wire", now, best_row(_cheaper(price, 2))))
+    changes.append(_late(now, best_row(when=_at_once(times))))
     changes.append(_gathered(now, price, times, bucketers))
     return changes
 

@@ -97,7 +97,7 @@ def events_of(records: Sequence[Record], book: Book) -> list[Event]:
             writer.call(of_call)
         elif lane in book.channels:
             writer.step(lane, number, of_call)
-    return writer.named() + writer.events
+    return writer.names() + writer.events
 
 
 class _Writer:
@@ -107,7 +107,7 @@ class _Writer:
         self._tracks: dict[tuple[int, ...], str] = {}
         self._calls_end: list[int] = []  # for each track of calls, the end of its last call
 
-    def named(self) -> list[Event]:
+    def names(self) -> list[Event]:
         where = f"rank {self.book.rank} on {self.book.host}"
         names = [
             self._meta("process_name", 0, {"name": where}),
@@ -142,7 +142,7 @@ class _Writer:
             self._levels(lane, part, rounds, about)
         delivered = {record.part for record in of[Kind.DELIVER]}
         if of[Kind.SUBMITTED] and len(filled) == len(delivered) == len(channel.buckets(number)):
-            self._whole(lane, number, of, about)
+            self._step_events(lane, number, of, about)
 
     def call(self, records: Sequence[Record]) -> None:
         of = {record.kind: record for record in records}
@@ -162,7 +162,7 @@ class _Writer:
         self._span(track, "announce", f"announce {announced.name}", announced, {})
         self._span(track, "call", announced.name, called, about)
 
-    def _whole(self, lane: int, number: int, of: dict[Kind, list[Record]], about: dict[str, Any]) -> None:
+    def _step_events(self, lane: int, number: int, of: dict[Kind, list[Record]], about: dict[str, Any]) -> None:
         track = self._track((lane, 0, 0), f"{about['channel']}: steps")
         submitted = of[Kind.SUBMITTED][0]
         begin = min(record.begin_ns for record in of[Kind.FILL])

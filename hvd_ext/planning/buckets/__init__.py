@@ -61,7 +61,7 @@ class Bucketer(Protocol):
 
 
 @lru_cache(maxsize=1)
-def _found() -> dict[str, Bucketer]:
+def _bucketers() -> dict[str, Bucketer]:
     bucketers: dict[str, Bucketer] = {}
     for name in sorted(info.name for info in pkgutil.iter_modules(__path__) if info.name != "model"):
         module = cast(Bucketer, importlib.import_module(f"{__name__}.{name}"))
@@ -73,7 +73,7 @@ def _found() -> dict[str, Bucketer]:
 
 def names() -> tuple[str, ...]:
     """The sorted names of all bucketers."""
-    return tuple(_found())
+    return tuple(_bucketers())
 
 
 def get(name: str) -> Bucketer:
@@ -82,9 +82,9 @@ def get(name: str) -> Bucketer:
     Raises:
         PlanError: there is no such bucketer.
     """
-    if name not in _found():
+    if name not in _bucketers():
         raise PlanError(f"bucketer {name!r}: must be one of {', '.join(names())}")
-    return _found()[name]
+    return _bucketers()[name]
 
 
 def supports(bucketer: Bucketer, request: Request) -> str | None:

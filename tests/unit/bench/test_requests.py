@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hvd_ext.bench import allreduce, breakdown, breakdown_worker, sampling, training, training_worker
 from hvd_ext.bench.cli import app
-from hvd_ext.bench.jobs import Launcher, choose, place, rotated, wanted
+from hvd_ext.bench.jobs import Launcher, choose, place, rotated, sample_count
 from hvd_ext.errors import InvalidError
 
 # By the request of a benchmark: what its call needs, and what makes it wrong with words of the message.
@@ -180,8 +180,8 @@ def test_what_a_size_needs_is_counted_over_both_jobs(monkeypatch: pytest.MonkeyP
 
 def test_long_calls_have_fewer_samples_but_three() -> None:
     request = allreduce.Request(sizes=(4,), repetitions=30, seconds_per_row=8.0)
-    assert [wanted(request, sample_s) for sample_s in (0.005, 1.0, 2.5, 100.0)] == [30, 8, 3, 3]
-    assert wanted(allreduce.Request(sizes=(4,), repetitions=2), 0.005) == 2
+    assert [sample_count(request, sample_s) for sample_s in (0.005, 1.0, 2.5, 100.0)] == [30, 8, 3, 3]
+    assert sample_count(allreduce.Request(sizes=(4,), repetitions=2), 0.005) == 2
 
 
 def test_turns_divide_the_steps_none_is_empty_and_another_contestant_is_first_in_each() -> None:

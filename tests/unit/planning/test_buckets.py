@@ -177,4 +177,4 @@ def test_a_card_with_another_name_than_its_module_is_refused(monkeypatch: pytest
     with pytest.raises(
         PlanError, match="bucketer 'by_size': its card must have the name of its module, got 'by_weight'"
     ):
-        buckets._found.__wrapped__()
+        buckets._bucketers.__wrapped__()
