@@ -70,7 +70,7 @@ class Book:
 
 
 def levels_of(plan: LogicalPlan) -> Levels:
-    """Find the rounds of each level of a plan: the plan's levels; a level without a name is named after its place."""
+    """Find the rounds of each level of a plan; a level without a name is named after its place."""
     ends, end = [], 0
     for level in plan.levels:
         end += lower.rounds_of_level(level)
@@ -92,11 +92,11 @@ def events_of(records: Sequence[Record], book: Book) -> list[Event]:
     of_step: dict[tuple[int, int], list[Record]] = defaultdict(list)
     for record in records:
         of_step[(record.lane, record.id)].append(record)
-    for (lane, number), of_call in sorted(of_step.items()):
+    for (lane, number), of_run in sorted(of_step.items()):
         if lane == 0:
-            writer.call(of_call)
+            writer.call(of_run)
         elif lane in book.channels:
-            writer.step(lane, number, of_call)
+            writer.step(lane, number, of_run)
     return writer.names() + writer.events
 
 
