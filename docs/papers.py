@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from benchmarks.closed_forms import blueconnect, mgwfbp
 from hvd_ext.compression.topk import TopK
 from hvd_ext.planning import models, planner
-from hvd_ext.planning.cost import blueconnect, lane, mgwfbp
+from hvd_ext.planning.cost import lane
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.models import resnet50
 from hvd_ext.planning.models.layer import Layer

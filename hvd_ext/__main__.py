@@ -13,12 +13,11 @@ import typer
 from rich.console import Console
 
 from hvd_ext.build.child import InstallError
-from hvd_ext.commands.app import App
+from hvd_ext.commands.app import App, ended_in_words, say
 
 app = App(
     no_args_is_help=True, help="Data-parallel training on TensorFlow: the tools around it. Each command has --help."
 )
-FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 @app.command()
@@ -51,7 +50,7 @@ def doctor(
         typer.echo(checks.as_json(findings))
     else:
         console.print(checks.as_table(findings, title))
-        console.print(checks.verdict(findings), markup=False, highlight=False, soft_wrap=True)
+        say(console, [checks.verdict(findings)])
     raise typer.Exit(0 if checks.can_train(findings) else 1)
 
 
@@ -67,7 +66,7 @@ def build(
     from hvd_ext.engine import libraries
 
     console = Console(stderr=True)
-    try:
+    with ended_in_words("hvd_ext build", InstallError):
         folder = libraries.native_sources()
         if folder is None:
             raise InstallError(f"{libraries.PACKAGE}: the native sources are not in this package; install it again")
@@ -82,9 +81,6 @@ def build(
             raise InstallError(f"the native libraries cannot be built here:\n{words}")
         with progress.step(f"native libraries for TensorFlow {toolchain.tensorflow}, {toolchain.mpi}", console) as echo:
             native.build(toolchain, folder, target, echo=echo)
-    except InstallError as error:
-        console.print(f"hvd_ext build: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
 
 
 @app.command("install-horovod")
@@ -105,57 +101,59 @@ def install_horovod(
     descriptor, name = tempfile.mkstemp(prefix="hvd_ext-horovod-", suffix=".log")
     os.close(descriptor)
     log = Path(name)
-    try:
-        with progress.step(f"Horovod {versions.HOROVOD} from source", console) as echo:
-            horovod.install(log, echo=echo)
-    except InstallError as error:
-        console.print(f"hvd_ext install-horovod: {error}", markup=False, highlight=False, soft_wrap=True)
-        if log.stat().st_size == 0:
-            log.unlink()
-        raise typer.Exit(1) from error
+    with ended_in_words("hvd_ext install-horovod", InstallError):
+        try:
+            with progress.step(f"Horovod {versions.HOROVOD} from source", console) as echo:
+                horovod.install(log, echo=echo)
+        except InstallError:
+            if log.stat().st_size == 0:
+                log.unlink()
+            raise
     log.unlink()
 
 
-@app.command(context_settings=FORWARD)
-def bench(context: typer.Context) -> None:
-    """Measure collectives beside MPI and Horovod: `bench allreduce --help`."""
-    importlib.import_module("hvd_ext.bench.cli").app(args=context.args, prog_name="python -m hvd_ext bench")
+# What these commands import takes time, so that each is a module of its own, which gets all arguments.
+FORWARDED = {
+    "bench": ("hvd_ext.bench.cli", "Measure collectives beside MPI and Horovod: `bench allreduce --help`."),
+    "plan": (
+        "hvd_ext.commands.plan",
+        "Price every algorithm on a cluster, say which is chosen and why, and draw its plan: `plan --help`.",
+    ),
+    "simulate": (
+        "hvd_ext.commands.simulate",
+        "Predict the iteration time of a model on a cluster of any size, and what would shorten it: `simulate --help`.",
+    ),
+    "probe": (
+        "hvd_ext.commands.probe",
+        "Measure the links between the ranks of a job, and write its topology file: `probe --help`.",
+    ),
+    "trace": (
+        "hvd_ext.commands.trace",
+        "Merge the traces of all ranks for Perfetto, and say how much communication was exposed: `trace --help`.",
+    ),
+    "cache": (
+        "hvd_ext.commands.cache",
+        "List, verify or delete what data caches have left on the disk and in memory of this host: `cache ls --help`.",
+    ),
+    "cluster": (
+        "hvd_ext.commands.cluster",
+        "Rehearse a cluster of several hosts on this machine, with limited links: `cluster run --help`.",
+    ),
+}
 
 
-@app.command(context_settings=FORWARD)
-def plan(context: typer.Context) -> None:
-    """Price every algorithm on a cluster, say which is chosen and why, and draw its plan: `plan --help`."""
-    importlib.import_module("hvd_ext.commands.plan").app(args=context.args, prog_name="python -m hvd_ext plan")
+def _forward(name: str, module: str, words: str) -> None:
+    # the command that a cluster runs may have options of its own
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    settings["allow_interspersed_args"] = name != "cluster"
+
+    @app.command(name, help=words, context_settings=settings)
+    def forward(context: typer.Context) -> None:
+        importlib.import_module(module).app(args=context.args, prog_name=f"python -m hvd_ext {name}")
 
 
-@app.command(context_settings=FORWARD)
-def simulate(context: typer.Context) -> None:
-    """Predict the iteration time of a model on a cluster of any size, and what would shorten it: `simulate --help`."""
-    importlib.import_module("hvd_ext.commands.simulate").app(args=context.args, prog_name="python -m hvd_ext simulate")
-
-
-@app.command(context_settings=FORWARD)
-def probe(context: typer.Context) -> None:
-    """Measure the links between the ranks of a job, and write its topology file: `probe --help`."""
-    importlib.import_module("hvd_ext.commands.probe").app(args=context.args, prog_name="python -m hvd_ext probe")
-
-
-@app.command(context_settings=FORWARD)
-def trace(context: typer.Context) -> None:
-    """Merge the traces of all ranks for Perfetto, and say how much communication was exposed: `trace --help`."""
-    importlib.import_module("hvd_ext.commands.trace").app(args=context.args, prog_name="python -m hvd_ext trace")
-
-
-@app.command(context_settings=FORWARD)
-def cache(context: typer.Context) -> None:
-    """List, verify or delete what data caches have left on the disk and in memory of this host: `cache ls --help`."""
-    importlib.import_module("hvd_ext.commands.cache").app(args=context.args, prog_name="python -m hvd_ext cache")
-
-
-@app.command(context_settings={**FORWARD, "allow_interspersed_args": False})
-def cluster(context: typer.Context) -> None:
-    """Rehearse a cluster of several hosts on this machine, with limited links: `cluster run --help`."""
-    importlib.import_module("hvd_ext.commands.cluster").app(args=context.args, prog_name="python -m hvd_ext cluster")
+for _name, (_module, _words) in FORWARDED.items():
+    _forward(_name, _module, _words)
 
 
 if __name__ == "__main__":

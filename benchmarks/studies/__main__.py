@@ -11,6 +11,7 @@ from benchmarks.studies.convergence.commands import convergence, plot_convergenc
 from benchmarks.studies.data.commands import data, plot_data
 from benchmarks.studies.hitopk.commands import hitopk, plot_hitopk
 from benchmarks.studies.lars.commands import lars
+from benchmarks.studies.plots import plot_allreduce, plot_breakdown, plot_training
 from benchmarks.studies.recipe.commands import recipe
 from benchmarks.studies.schedule.commands import plot_schedule, schedule
 from benchmarks.studies.stragglers.commands import plot_stragglers, stragglers
@@ -29,7 +30,7 @@ def studies() -> None:
 
 for study in (
     *(convergence, plot_convergence, data, plot_data, hitopk, plot_hitopk, lars, recipe, schedule, plot_schedule),
-    *(stragglers, plot_stragglers, topk, plot_topk, topk_targets),
+    *(stragglers, plot_stragglers, topk, plot_topk, topk_targets, plot_allreduce, plot_breakdown, plot_training),
 ):
     app.command()(study)
 

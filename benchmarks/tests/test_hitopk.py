@@ -17,7 +17,7 @@ from benchmarks.studies.hitopk.sampling import Gradient, Mass, shares_of, wire_b
 from hvd_ext.bench.expected import Cluster
 from hvd_ext.cluster.spec import Spec, topology
 from hvd_ext.errors import InvalidError
-from hvd_ext.planning.cost.commlib import inter_host_nbytes
+from hvd_ext.planning.explain_sparse import inter_host_nbytes
 from hvd_ext.topology.read import parse
 
 

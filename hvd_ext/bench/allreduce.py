@@ -10,7 +10,18 @@ from typing import Any
 import psutil
 
 from hvd_ext.bench.expected import Cluster
-from hvd_ext.bench.jobs import NO_HOROVOD, Launcher, Tell, Turns, caveats, compare, has_horovod, samples_of
+from hvd_ext.bench.jobs import (
+    NO_HOROVOD,
+    Launcher,
+    Tell,
+    Turns,
+    caveats,
+    check_choices,
+    check_least,
+    compare,
+    has_horovod,
+    samples_of,
+)
 from hvd_ext.bench.results import BASELINES, YARDSTICKS, ratios
 from hvd_ext.bench.sampling import Task
 from hvd_ext.errors import InvalidError
@@ -36,11 +47,8 @@ class Request:
         hows: how to call: "graph", "engine", "eager". Horovod knows the first and the last; MPI and the yardsticks are
             always called with NumPy buffers, which is named "engine".
         ranks: numbers of ranks on this host, one job of each after the other; empty where a launcher says it.
-        repetitions: the most samples of a row.
-        seconds_per_row: long calls have fewer samples, at least 3, so that a row takes about so long.
-        check: compare every result with the right one.
+        seconds_per_row: long calls have fewer samples, at least 3, so that a row takes about that time.
         rate: bytes per second on the wire of each host, for the bound; None to take the topology's.
-        timeout_s: longest time without an answer of a job.
 
     Raises:
         InvalidError: a value breaks its rule.
@@ -59,21 +67,13 @@ class Request:
     def __post_init__(self) -> None:
         from hvd_ext.planning import registry
 
-        known = ("auto", *registry.names(), *BASELINES)
-        for ranks in self.ranks:
-            if ranks < 1:
-                raise InvalidError(f"ranks ({ranks}): must be at least 1")
+        check_least(1, ranks=self.ranks)
         for nbytes in self.sizes:
             if nbytes < 4 or nbytes % 4:
                 raise InvalidError(f"bytes ({nbytes}): must be a multiple of 4, the size of a float32, and at least 4")
-        for name, values, valid in (("algorithm", self.algorithms, known), ("how", self.hows, HOWS)):
-            for value in values:
-                if value not in valid:
-                    raise InvalidError(f"{name} ({value!r}): must be one of {', '.join(valid)}")
-                if values.count(value) > 1:
-                    raise InvalidError(f"{name} ({value!r}): must be named only once")
-        if self.repetitions < 1:
-            raise InvalidError(f"repetitions ({self.repetitions}): must be at least 1")
+        check_choices("algorithm", self.algorithms, ("auto", *registry.names(), *BASELINES))
+        check_choices("how", self.hows, HOWS)
+        check_least(1, repetitions=self.repetitions)
         for name, seconds in (("seconds per row", self.seconds_per_row), ("timeout", self.timeout_s)):
             if seconds <= 0:
                 raise InvalidError(f"{name} ({seconds:g}): must be more than 0")
@@ -100,11 +100,6 @@ class Request:
 
 def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict[str, Any]], list[str], str]:
     """Measure what was asked for.
-
-    Args:
-        request: what to measure.
-        launcher: how to start the jobs.
-        tell: takes what runs now, and the number of sizes that have just become ready.
 
     Returns:
         The rows, what else the user must know, and the YAML text of the topology (empty without one).
@@ -152,10 +147,10 @@ def _measured(request: Request, cluster: Cluster, turns: Turns, tell: Tell) -> t
         tell(f"{cluster.tree.describe()}, {nbytes:,} bytes", 0)
         opened = [turns.give(worker, "open", bytes=nbytes, algorithms=ours)["contestants"] for worker in turns.workers]
         samples = samples_of(request, turns, opened)
-        found = [
+        measured = [
             _row(cluster, nbytes, opened[job][index], taken, request.check) for (job, index), taken in samples.items()
         ]
-        rows += [{**row, "x_yardstick": ratios(row, found)["yardstick"]} for row in found]
+        rows += [{**row, "x_yardstick": ratios(row, measured)["yardstick"]} for row in measured]
         tell(f"{cluster.tree.describe()}, {nbytes:,} bytes", 1)
     return rows, notes
 

@@ -26,7 +26,7 @@ from hvd_ext.errors import HvdExtError
 
 # Shares begin at a cache line, so that no two ranks write into the same one.
 LINE_ELEMENTS = 16
-# Partial sums are taken over so many elements, 256 KiB, which stay in a core's cache.
+# The elements of a partial sum: 256 KiB, which stay in a core's cache.
 BLOCK_ELEMENTS = 1 << 16
 
 
@@ -35,10 +35,6 @@ class Passes:
 
     def __init__(self, comm: Any, buffer: NDArray[np.float32]) -> None:
         """Share the buffers; all ranks call this.
-
-        Args:
-            comm: of mpi4py, with the ranks of one host.
-            buffer: this rank's input, which is copied.
 
         Raises:
             HvdExtError: this rank may not open the memory of another one.
@@ -54,7 +50,7 @@ class Passes:
         step = BLOCK_ELEMENTS if comm.size > 2 else max(elements, 1)
         blocks = [slice(at, min(at + step, mine.stop)) for at in range(mine.start, mine.stop, step)]
         self._sums = [
-            ([one[block] for one in inputs], self._kept[: block.stop - block.start], self.result[block])
+            ([source[block] for source in inputs], self._kept[: block.stop - block.start], self.result[block])
             for block in blocks
         ]
         self._copies = [
@@ -104,9 +100,9 @@ def _shared(comm: Any, elements: int) -> tuple[list[NDArray[np.float32]], list[N
         os.ftruncate(mine, 2 * room)
         inputs, results = [], []
         for pid, number in comm.allgather((os.getpid(), mine)):
-            whole = np.frombuffer(_mapped(pid, number, 2 * room), np.float32)
-            inputs.append(whole[:elements])
-            results.append(whole[room // 4 : room // 4 + elements])
+            memory = np.frombuffer(_mapped(pid, number, 2 * room), np.float32)
+            inputs.append(memory[:elements])
+            results.append(memory[room // 4 : room // 4 + elements])
         comm.Barrier()
     finally:
         os.close(mine)

@@ -1,7 +1,7 @@
 """The yardstick `tcp`: the bytes that an allreduce must carry between hosts, over plain sockets, and nothing else.
 
 With n bytes on H hosts each host's link carries at least 2 (H - 1) / H * n bytes in each direction
-(hvd_ext/planning/cost/bounds.py). The hosts stand in a ring. The first rank of each host sends so many bytes to the
+(hvd_ext/planning/cost/bounds.py). The hosts stand in a ring. The first rank of each host sends these bytes to the
 next host and receives as many from the host before it, both at once, over two connections and in one thread. Nothing is
 added up, and the kernel's copies into and out of the sockets are the only ones. The other ranks do nothing.
 """
@@ -38,10 +38,10 @@ class Ring:
             hosts: the number of hosts in the ring, 2 or more.
         """
         self._onwards, self._behind, self._hosts = onwards, behind, hosts
-        for one in (onwards, behind):
-            one.setblocking(False)
-            if one.family != socket.AF_UNIX:
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for connection in (onwards, behind):
+            connection.setblocking(False)
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def exchange(self, outgoing: NDArray[Any], incoming: NDArray[Any]) -> None:
         """Send and receive what an allreduce of the buffer must, 2 (H - 1) / H times its bytes each way.
@@ -101,8 +101,6 @@ def connect(comm: Any, host: str, addresses: Sequence[str]) -> tuple[Ring | None
     """Connect the first ranks of all hosts to a ring, each one to that of the next host; all ranks call this.
 
     Args:
-        comm: of mpi4py, with all ranks.
-        host: the name of this rank's host.
         addresses: under which other hosts may reach this one, the best first; see `addresses_of`.
 
     Returns:
@@ -116,12 +114,12 @@ def connect(comm: Any, host: str, addresses: Sequence[str]) -> tuple[Ring | None
     token = secrets.token_bytes(2 * HALF_TOKEN_NBYTES)
     with ExitStack() as stack:
         server = stack.enter_context(_listening()) if comm.rank in ring else None
-        told = comm.allgather((list(addresses), server.getsockname()[1] if server else 0, token))
+        peers = comm.allgather((list(addresses), server.getsockname()[1] if server else 0, token))
         onwards = behind = None
         for place, rank in enumerate(ring):
             following = ring[(place + 1) % len(ring)]
             if comm.rank == rank:
-                onwards = _dial(hosts[following], *told[following])
+                onwards = _dial(hosts[following], *peers[following])
             if comm.rank == following:
                 assert server is not None
                 behind = _accept(server, hosts[rank], token)
@@ -188,7 +186,7 @@ def addresses_of(include: str = "") -> list[str]:
         each link those of IPv4 first.
     """
     states = psutil.net_if_stats()
-    found = [
+    candidates = [
         (name, entry.address)
         for name, entries in psutil.net_if_addrs().items()
         if name in states and states[name].isup
@@ -196,8 +194,10 @@ def addresses_of(include: str = "") -> list[str]:
         if entry.family in (socket.AF_INET, socket.AF_INET6) and _leads_out(entry.address)
     ]
     words = [word.strip() for word in include.split(",") if word.strip()]
-    named = [one for one in found if any(_names(word, *one) for word in words)]
-    return [address for _, address in sorted(named or found, key=lambda one: (-states[one[0]].speed, ":" in one[1]))]
+    named = [pair for pair in candidates if any(_names(word, *pair) for word in words)]
+    return [
+        address for _, address in sorted(named or candidates, key=lambda pair: (-states[pair[0]].speed, ":" in pair[1]))
+    ]
 
 
 def _leads_out(text: str) -> bool:

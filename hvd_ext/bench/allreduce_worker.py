@@ -20,45 +20,36 @@ class Buffers:
     def __init__(self, hows: Sequence[str]) -> None:
         """Take the ways to call our algorithms.
 
-        Args:
-            hows: of "graph" (inside `tf.function`, as in training), "engine" (NumPy arrays in and out, no TensorFlow)
-                and "eager".
+        They are "graph" (inside `tf.function`, as in training), "engine" (NumPy arrays in and out, no TensorFlow) and
+        "eager".
         """
         self._hows = hows
         self._close: list[Callable[[], Any]] = []
 
     def contestants(self, elements: int, algorithms: Sequence[str]) -> list[Contestant]:
-        """Prepare the contestants for buffers of a length.
-
-        Args:
-            elements: the length.
-            algorithms: names of allreduce algorithms, "auto", "mpi", "tcp", "memory".
-
-        Returns:
-            A no-op first if one of the ways is "graph"; then for each algorithm one contestant per way.
-        """
+        """Prepare the contestants for buffers of a length: a no-op for "graph", then each algorithm in each way."""
         from hvd_ext.job import process
 
         buffer = values_of(process.rank(), elements)
         result = np.empty_like(buffer)  # shared by all contestants, because memory may not hold ten large ones
-        found: list[Contestant] = []
+        contestants: list[Contestant] = []
         ours = [name for name in algorithms if name not in BASELINES]
         tensor = _tensor(buffer) if ours and {"graph", "eager"} & set(self._hows) else None
         if tensor is not None and "graph" in self._hows:
-            found.append(_noop(tensor))
+            contestants.append(_noop(tensor))
         baselines = {"mpi": _mpi, "tcp": self._tcp, "memory": _memory}
         for algorithm in algorithms:
             if algorithm in baselines:
-                found.append(baselines[algorithm](buffer, result))
+                contestants.append(baselines[algorithm](buffer, result))
                 continue
             for how in self._hows:
                 if how == "engine":
-                    found.append(self._engine(buffer, result, algorithm))
+                    contestants.append(self._engine(buffer, result, algorithm))
                 elif how == "graph":
-                    found.append(self._graph(tensor, algorithm))
+                    contestants.append(self._graph(tensor, algorithm))
                 else:
-                    found.append(_eager(tensor, algorithm))
-        return found
+                    contestants.append(_eager(tensor, algorithm))
+        return contestants
 
     def release(self) -> None:
         """Close the channels that were opened."""
@@ -177,8 +168,8 @@ def _measured() -> str:
     from hvd_ext.job import network, runtime
     from hvd_ext.topology import write
 
-    found = runtime.current().network
-    return "" if found is None or found.source == network.ASSUMED else write.text(found.tree)
+    links = runtime.current().network
+    return "" if links is None or links.source == network.ASSUMED else write.text(links.tree)
 
 
 def main(text: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from hvd_ext.bench.breakdown_worker import PARTS, SCHEMES, Task
-from hvd_ext.bench.jobs import Launcher, Tell, events_of
+from hvd_ext.bench.jobs import Launcher, Tell, check_choices, check_least, events_of
 from hvd_ext.bench.results import cluster_name
 from hvd_ext.bench.sampling import EVENTS, Follower
 from hvd_ext.bench.table import drawn
@@ -37,14 +37,8 @@ class Request:
     """What to measure.
 
     Attributes:
-        schemes: keys of `SCHEMES`.
-        pixels: sides of the pictures.
-        batch: pictures of a rank's step.
         width: channels of the network's first convolution.
-        repetitions: samples of each variant.
-        steps: of a sample.
         ranks: on this host; of no account with a launcher of the user's.
-        timeout_s: longest time without a new row.
     """
 
     schemes: tuple[str, ...] = tuple(SCHEMES)
@@ -57,30 +51,19 @@ class Request:
     timeout_s: float = 900.0
 
     def __post_init__(self) -> None:
-        for name in self.schemes:
-            if name not in SCHEMES or self.schemes.count(name) > 1:
-                raise InvalidError(f"scheme ({name!r}): must be one of {', '.join(SCHEMES)}, and named only once")
+        check_choices("scheme", self.schemes, SCHEMES)
         if not self.schemes or not self.pixels or len(set(self.pixels)) < len(self.pixels):
             raise InvalidError("schemes and pixels: name at least one of each, and each only once")
-        if min(self.pixels) < 16:
-            raise InvalidError(f"pixels ({min(self.pixels)}): must be at least 16")
-        for what in ("batch", "width", "repetitions", "steps", "ranks"):
-            if getattr(self, what) < 1:
-                raise InvalidError(f"{what} ({getattr(self, what)}): must be at least 1")
+        check_least(16, pixels=self.pixels)
+        check_least(
+            1, batch=self.batch, width=self.width, repetitions=self.repetitions, steps=self.steps, ranks=self.ranks
+        )
         if self.timeout_s <= 0:
             raise InvalidError(f"timeout ({self.timeout_s:g}): must be above 0")
 
 
 def measure(request: Request, launcher: Launcher, tell: Tell) -> list[dict[str, Any]]:
-    """Measure what was asked for, in one job.
-
-    Args:
-        request: what to measure.
-        launcher: how to start the job.
-        tell: takes what runs now, and how many rows are just done.
-
-    Returns:
-        The rows.
+    """Measure what was asked for, in one job; `tell` takes what runs now, and how many rows have been completed.
 
     Raises:
         JobError: the job failed, or told nothing for too long.
@@ -129,10 +112,6 @@ def doubts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw the parts as bars on each other, a panel for each size, as CommLib's Fig. 1.
-
-    Args:
-        rows: of one result of bench breakdown.
-        path: of the PNG file.
 
     Raises:
         InvalidError: there are no rows, or no matplotlib.

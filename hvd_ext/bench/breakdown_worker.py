@@ -39,16 +39,11 @@ UNTIMED = 3  # steps before the first sample: functions are traced, and caches f
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What the ranks of a job are told.
+    """What the ranks of a job receive when they start.
 
     Attributes:
-        folder: where rank 0 writes the events.
-        schemes: keys of `SCHEMES`.
         pixels: sides of the pictures that the network sees; each is measured on its own.
-        batch: pictures of a rank's step.
         width: of the network: channels of its first convolution.
-        repetitions: samples of each variant, in turns.
-        steps: of a sample.
     """
 
     folder: str
@@ -90,16 +85,13 @@ class Variant:
 def variants(scheme: str) -> dict[str, Variant]:
     """List what is trained for a scheme: the whole, and without each part; equal ones of two schemes are trained once.
 
-    Args:
-        scheme: a key of `SCHEMES`.
-
     Returns:
         By "whole" or the part that is left out; "compute" has nothing else.
     """
     algorithm, selector = SCHEMES[scheme]
     cached = scheme == CACHED
     none: frozenset[str] = frozenset()
-    found = {
+    trained = {
         WHOLE: Variant(cached, none, algorithm, selector),
         # of repeated batches it does not matter where they once came from
         INPUT: Variant(False, frozenset({INPUT}), algorithm, selector),
@@ -108,15 +100,12 @@ def variants(scheme: str) -> dict[str, Variant]:
         COMPUTE: Variant(False, frozenset({INPUT, SELECTION, COMMUNICATION, UPDATE})),
     }
     if selector is not None:
-        found[SELECTION] = Variant(cached, frozenset({SELECTION}), algorithm, "random")
-    return found
+        trained[SELECTION] = Variant(cached, frozenset({SELECTION}), algorithm, "random")
+    return trained
 
 
 def parts_of(seconds: dict[str, float]) -> dict[str, float]:
     """Give the seconds of each part of a step.
-
-    Args:
-        seconds: of a step, by the keys of `variants`.
 
     Returns:
         By part. Each is what the step saves without it: time that is hidden behind other parts is in none of them.
@@ -134,13 +123,7 @@ def parts_of(seconds: dict[str, float]) -> dict[str, float]:
 
 
 class Trainings:
-    """The models of one size of pictures; all ranks make and use them alike.
-
-    Args:
-        task: of the job.
-        pixels: the side of the pictures that the network sees.
-        paths: of JPEG files.
-    """
+    """The models of one size of pictures, in pixels of a side; all ranks make and use them alike."""
 
     def __init__(self, task: Task, pixels: int, paths: list[str]) -> None:
         self._task, self._pixels, self._paths = task, pixels, paths
@@ -264,10 +247,6 @@ def _still() -> Any:
 def measured(task: Task, folder: Path) -> Iterator[dict[str, Any]]:
     """Measure; all ranks do so in step.
 
-    Args:
-        task: of the job.
-        folder: where this host's pictures are written.
-
     Yields:
         A row for each scheme and size: the seconds of each variant, and of each part, medians and samples.
     """
@@ -289,16 +268,16 @@ def measured(task: Task, folder: Path) -> Iterator[dict[str, Any]]:
     for pixels in task.pixels:
         trainings = Trainings(task, pixels, paths)
         listed = {scheme: variants(scheme) for scheme in task.schemes}
-        every = list(dict.fromkeys(variant for found in listed.values() for variant in found.values()))
-        for variant in every:
+        distinct = list(dict.fromkeys(variant for of_scheme in listed.values() for variant in of_scheme.values()))
+        for variant in distinct:
             trainings.add(variant)
-        samples: dict[Variant, list[float]] = {variant: [] for variant in every}
+        samples: dict[Variant, list[float]] = {variant: [] for variant in distinct}
         for turn in range(task.repetitions):
-            begin = turn % len(every)
-            for variant in every[begin:] + every[:begin]:
+            begin = turn % len(distinct)
+            for variant in distinct[begin:] + distinct[:begin]:
                 samples[variant].append(trainings.seconds(variant))
-        for scheme, found in listed.items():
-            medians = {name: float(np.median(samples[variant])) for name, variant in found.items()}
+        for scheme, of_scheme in listed.items():
+            medians = {name: float(np.median(samples[variant])) for name, variant in of_scheme.items()}
             yield {
                 **place,
                 "scheme": scheme,
@@ -308,7 +287,7 @@ def measured(task: Task, folder: Path) -> Iterator[dict[str, Any]]:
                 "tensors": trainings.tensors,
                 "step_seconds": medians[WHOLE],
                 "parts": parts_of(medians),
-                "samples": {name: samples[variant] for name, variant in found.items()},
+                "samples": {name: samples[variant] for name, variant in of_scheme.items()},
             }
         trainings.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -187,49 +186,3 @@ def breakdown(
             rows = measure(request, start, tell)
         record.keep(rows)
         record.end([breakdown_table(rows)], doubts(rows), draw=draw)
-
-
-@app.command()
-def plot(
-    files: Annotated[list[Path], typer.Argument(help="Results of bench allreduce --json.")],
-    output: command.Output,
-    kind: Annotated[
-        str, typer.Option(help="sizes: time over bytes; clusters: bars over the bound; auto: as there are sizes.")
-    ] = "auto",
-    how: Annotated[
-        str, typer.Option(help="Which rows of ours: graph, engine or eager; auto: the first there is.")
-    ] = "auto",
-    only: command.Only = "",
-) -> None:
-    """Draw results: time over bytes by algorithm, or bars of the time over the bound by cluster."""
-    with command.ended_in_words("hvd_ext bench plot"):
-        from hvd_ext.bench import plots
-
-        command.check_folder("--output", output)
-        plots.draw_allreduce(results.rows_of(files), output, kind, how, command.names(only))
-
-
-@app.command("plot-training")
-def plot_training(
-    files: Annotated[list[Path], typer.Argument(help="Results of bench training --json.")],
-    output: command.Output,
-    only: command.Only = "",
-) -> None:
-    """Draw the time of an epoch by cluster and algorithm, one bar each."""
-    from hvd_ext.bench import plots
-
-    with command.ended_in_words("hvd_ext bench plot-training"):
-        command.check_folder("--output", output)
-        plots.draw_training(results.rows_of(files, results.TRAINING), output, command.names(only))
-
-
-@app.command("plot-breakdown")
-def plot_breakdown(
-    files: Annotated[list[Path], typer.Argument(help="Results of bench breakdown --json.")], output: command.Output
-) -> None:
-    """Draw the parts of a step as bars on each other, a panel for each size of pictures."""
-    from hvd_ext.bench.breakdown import draw
-
-    with command.ended_in_words("hvd_ext bench plot-breakdown"):
-        command.check_folder("--output", output)
-        draw(results.rows_of(files, results.BREAKDOWN), output)

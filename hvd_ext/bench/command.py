@@ -19,8 +19,8 @@ from rich.table import Table
 from hvd_ext.bench import results
 from hvd_ext.bench.jobs import Launcher, Tell, choose, place
 from hvd_ext.cluster.spec import rate_bits
-from hvd_ext.commands.app import table_console as table_console
-from hvd_ext.errors import HvdExtError
+from hvd_ext.commands import app
+from hvd_ext.commands.app import say as say, table_console as table_console
 
 LauncherLine = Annotated[
     str | None,
@@ -119,13 +119,6 @@ class Record:
     ) -> None:
         """Check the values of --json, --append and --plot, read what is kept, and describe the run.
 
-        Args:
-            benchmark: what the file is of.
-            launcher: how the jobs are started, in words.
-            json_file: for all samples, if any.
-            append: whether the rows of the file are kept.
-            plot_file: for the plot, if any.
-
         Raises:
             typer.BadParameter: a file cannot be written there, or matplotlib is missing.
             InvalidError: the file whose rows are kept is of something else.
@@ -160,7 +153,8 @@ class Record:
         console = table_console()
         for table in tables:
             console.print(table)
-        say(console, notes, wrong)
+        say(console, notes)
+        say(console, wrong, "bold red")
         if self._plot_file is not None and draw is not None:
             draw(self._whole["rows"], self._plot_file)
         sys.exit(1 if wrong else 0)
@@ -168,14 +162,7 @@ class Record:
 
 @contextmanager
 def progress(total: int) -> Iterator[Tell]:
-    """Show a bar on stderr if that is a terminal.
-
-    Args:
-        total: how many parts become ready.
-
-    Returns:
-        A function that takes what runs now, and how many parts have just become ready.
-    """
+    """Show a bar on stderr if that is a terminal."""
     with progress_bar() as bar:
         task = bar.add_task("", total=total)
         yield lambda title, ready: bar.update(task, description=title, advance=ready)
@@ -187,14 +174,6 @@ def progress_bar() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # drawn twice a second only: drawing takes time from what is measured
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal, refresh_per_second=2)
-
-
-def say(console: Console, notes: Iterable[str], wrong: Iterable[str] = ()) -> None:
-    """Show notes, and what a measurement has found to be wrong, under a table."""
-    for line in notes:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    for line in wrong:
-        console.print(line, markup=False, highlight=False, soft_wrap=True, style="bold red")
 
 
 @contextmanager
@@ -209,10 +188,8 @@ def ended_in_words(what: str) -> Iterator[None]:
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        yield
-    except HvdExtError as error:
-        Console(stderr=True).print(f"{what}: {error}", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1)
+        with app.ended_in_words(what):
+            yield
     except KeyboardInterrupt as error:
         Console(stderr=True).print("stopped; no process of the job was left behind")
         sys.exit(128 + (error.args[0] if error.args else signal.SIGINT))

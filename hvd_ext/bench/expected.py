@@ -18,8 +18,6 @@ class Cluster:
     """The hosts and the links of a job.
 
     Args:
-        hosts: the host name of each rank.
-        tree: the topology, as the ranks have it.
         given: whether the user has named a topology; otherwise its links are assumed.
         rate: bytes per second on the wire of each host, each way, as the user has said; None to take the topology's.
     """
@@ -56,10 +54,6 @@ class Cluster:
         On m hosts with a rate it is 2(m - 1)/m * n / rate, and 2(P - 1)/P * n / rate for a flat ring of P ranks
         (Patarasuk and Yuan 2009). Without a rate the topology's links count (hvd_ext/planning/cost/bounds.py).
 
-        Args:
-            algorithm: "ring", or any other.
-            nbytes: of the buffer, n.
-
         Returns:
             Seconds; None if no rate is known, as on one host, without a topology, or if its hosts have no limit.
         """
@@ -87,11 +81,7 @@ class Cluster:
 
 
 def cluster_of(hello: dict[str, Any], rate: float | None) -> Cluster:
-    """Make the cluster from what a job says when it is ready.
-
-    Args:
-        hello: has the hosts, by rank, and the YAML text of the topology.
-        rate: see `Cluster`.
+    """Make the cluster from what a job says when it is ready: its hosts, by rank, and the YAML text of its topology.
 
     Raises:
         TopologyError: the topology is wrong or has another number of ranks.

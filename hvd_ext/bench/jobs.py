@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +83,6 @@ def choose(option: str | None, environ: Mapping[str, str]) -> Launcher:
 
     Args:
         option: the user's command line; None for that of the environment's `HVD_EXT_LAUNCHER`.
-        environ: of this process.
 
     Raises:
         InvalidError: the line cannot be read, or this process is a rank of a job and does not know how to start
@@ -105,9 +104,6 @@ class Worker:
         """Take a job that has just been started; it ends when the caller leaves its `with` block.
 
         Args:
-            name: for messages and the progress.
-            job: the job.
-            folder: where turns and events are written.
             timeout_s: longest time without an answer or another sign of life.
         """
         self.name, self.job = name, job
@@ -116,8 +112,8 @@ class Worker:
 
     def find_ranks(self, size: int) -> bool:
         """Find the processes of the ranks, which can be stopped; tell whether all `size` are on this machine."""
-        found = self.job.ranks()
-        self._ranks = found if len(found) == size else []
+        processes = self.job.ranks()
+        self._ranks = processes if len(processes) == size else []
         return bool(self._ranks)
 
     def say(self, kind: str, **values: Any) -> None:
@@ -153,8 +149,8 @@ class Worker:
         """Stop the ranks where they are."""
         self._send(signal.SIGSTOP)
 
-    def go_on(self) -> None:
-        """Let the ranks go on."""
+    def resume(self) -> None:
+        """Resume the ranks."""
         self._send(signal.SIGCONT)
 
     def _send(self, number: signal.Signals) -> None:
@@ -215,7 +211,32 @@ class Turns:
                 if worker is not chosen:
                     worker.pause()
         if chosen is not None:
-            chosen.go_on()
+            chosen.resume()
+
+
+def check_choices(name: str, values: Sequence[str], valid: Collection[str]) -> None:
+    """Check the values of an argument of which each must be a valid one, and occur only once.
+
+    Raises:
+        InvalidError: a value breaks the rule.
+    """
+    for value in values:
+        if value not in valid:
+            raise InvalidError(f"{name} ({value!r}): must be one of {', '.join(valid)}")
+        if values.count(value) > 1:
+            raise InvalidError(f"{name} ({value!r}): must be named only once")
+
+
+def check_least(least: int, why: str = "", **numbers: int | Iterable[int]) -> None:
+    """Check arguments, by name, that are numbers not below the least one, or several of them.
+
+    Raises:
+        InvalidError: a number breaks the rule; `why` is a reason.
+    """
+    for name, values in numbers.items():
+        for value in (values,) if isinstance(values, int) else values:
+            if value < least:
+                raise InvalidError(f"{name} ({value}): must be at least {least}{why}")
 
 
 def rotated(values: Sequence[Any], by: int) -> list[Any]:
@@ -226,21 +247,15 @@ def rotated(values: Sequence[Any], by: int) -> list[Any]:
 def events_of(job: Job, follower: Follower, timeout_s: float, what: str) -> Iterator[dict[str, Any]]:
     """Yield the events of a job until it has ended well.
 
-    Args:
-        job: writes the events.
-        follower: of their file.
-        timeout_s: longest time without a new event.
-        what: runs, for the message.
-
     Raises:
-        JobError: the job failed, or told nothing for too long.
+        JobError: the job failed, or had no new event for the timeout.
     """
     heard = time.monotonic()
     while True:
         ended = job.status() is not None
-        found = follower.new()
-        yield from found
-        if found:
+        events = follower.new()
+        yield from events
+        if events:
             heard = time.monotonic()
         if ended:
             job.wait(timeout_s)  # raises where it has failed
@@ -267,10 +282,8 @@ def compare(
     Args:
         request: has `ranks`, the numbers of ranks on this host (empty where the launcher says it), `rate`, see
             `Cluster`, and `timeout_s`, the longest time without an answer of a job.
-        launcher: how to start the jobs.
         jobs: by name, the module and the arguments of a rank, for a folder of turns and events.
         measured: gives the jobs their turns; returns rows and notes.
-        tell: takes what runs now.
 
     Returns:
         The rows, the notes without repetitions, and the YAML text of the topology (empty without one).
@@ -285,7 +298,7 @@ def compare(
     notes: list[str] = []
     topology = ""
     for count in request.ranks or (None,):
-        # The folders are removed first: a command that is told to end may be killed before all its jobs have ended.
+        # The folders are removed first: a command that a signal ends may be killed before all its jobs have ended.
         with ExitStack() as stack, ExitStack() as folders:
             turns = Turns()
             for name, arguments in jobs.items():
@@ -297,10 +310,10 @@ def compare(
                 job = stack.enter_context(Job(command, folder / "log", job_environment()))
                 turns.join(Worker(name, job, folder, request.timeout_s))
             cluster, topology = cluster_of(turns.hello, request.rate), turns.hello["topology"]
-            found, said = measured(cluster, turns)
+            measured_rows, remarks = measured(cluster, turns)
             turns.end(lambda job: job.wait(request.timeout_s))
-        rows += found
-        notes += [note for note in said if note not in notes]
+        rows += measured_rows
+        notes += [note for note in remarks if note not in notes]
     return rows, notes, topology
 
 
@@ -308,13 +321,8 @@ def caveats(cluster: Cluster, turns: Turns, refused: Mapping[str, str], untold: 
     """Say what a reader of the rows must know.
 
     Args:
-        cluster: where the ranks are.
-        turns: of the jobs, which have joined.
         refused: by the name of a contestant that does not apply to the cluster, the reason.
         untold: what follows where several hosts have no topology.
-
-    Returns:
-        One line for each.
     """
     notes = [f"{name} does not apply to {cluster.tree.describe()}: {why}" for name, why in refused.items()]
     if len(cluster.ranks_per_host) > 1 and not cluster.given:
@@ -326,33 +334,16 @@ def caveats(cluster: Cluster, turns: Turns, refused: Mapping[str, str], untold: 
     return notes
 
 
-def wanted(request: Any, sample_s: float) -> int:
-    """Give the number of samples of a row.
-
-    Args:
-        request: has the most samples (`repetitions`) and the seconds of a row (`seconds_per_row`).
-        sample_s: how long a sample takes.
-
-    Returns:
-        As many as fit, at least 3, and at most what was asked for.
-    """
+def sample_count(request: Any, sample_s: float) -> int:
+    """Give the number of samples of a row: as many as fit into its seconds, at least 3, and at most the repetitions."""
     fit = int(request.seconds_per_row / max(sample_s, 1e-6))
     return min(request.repetitions, max(LEAST_REPETITIONS, fit))
 
 
 def samples_of(request: Any, turns: Turns, opened: Sequence[Sequence[dict[str, Any]]]) -> Samples:
-    """Let the jobs take turns; in each repetition every contestant is measured once, in another order.
-
-    Args:
-        request: see `wanted`.
-        turns: of the jobs.
-        opened: the facts of the contestants of each job, as it has told them.
-
-    Returns:
-        The samples.
-    """
+    """Let the jobs take turns; in each repetition every contestant is measured once, in another order."""
     left = {
-        (job, index): wanted(request, facts["sample_seconds"])
+        (job, index): sample_count(request, facts["sample_seconds"])
         for job, contestants in enumerate(opened)
         for index, facts in enumerate(contestants)
     }

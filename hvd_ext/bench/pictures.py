@@ -10,22 +10,16 @@ import numpy as np
 
 HEIGHT, WIDTH = 375, 500  # of most photographs of ImageNet
 QUALITY = 90
-GRAIN = 16  # so many pixels of a picture have about one colour
+GRAIN = 16  # the side, in pixels, of a spot of about one colour
 POOL = 251  # pictures that are drawn; a prime, so that no batch has the same ones again
 SEED = 18
 
 
 def write_pictures(folder: Path, count: int, height: int = HEIGHT, width: int = WIDTH) -> list[str]:
-    """Draw pictures, spots of colour with noise, and write them as JPEG files; files that are there are kept.
+    """Draw pictures, spots of colour with noise, and write them as JPEG files; return their paths.
 
-    Args:
-        folder: made if it is not there.
-        count: how many; the same ones in every call. Behind the first `POOL` they come again, in files of their own.
-        height: pixels.
-        width: pixels.
-
-    Returns:
-        The paths in order.
+    They are the same in every call, and files that are there are kept. Behind the first `POOL` the same pictures follow
+    again, in files of their own.
     """
     import tensorflow as tf
 

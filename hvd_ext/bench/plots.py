@@ -46,7 +46,6 @@ def selected(present: Sequence[str], only: Sequence[str], most: int = LINES) -> 
     Args:
         present: those that there are, the most important first.
         only: those that the user wants; empty for the first ones.
-        most: how many there may be.
 
     Raises:
         InvalidError: one of `only` is not there, or there are too many.
@@ -74,8 +73,6 @@ def draw_allreduce(
     """Draw rows of bench allreduce.
 
     Args:
-        rows: of one result or of several.
-        path: of the file.
         kind: "sizes": time over bytes, a panel for each cluster, the bound dashed; "clusters": bars of the time over
             the bound by cluster, a panel for each size; "auto": the first if a cluster has several sizes.
         how: which of our calls: "graph", "engine", "eager"; "auto": of each cluster the first of these that is there.
@@ -113,17 +110,17 @@ def draw_allreduce(
 
 def _of_one_kind(rows: Sequence[dict[str, Any]], how: str) -> list[dict[str, Any]]:
     """Keep for each cluster the rows of one kind of call, so that its bars and lines can be compared."""
-    found: dict[tuple[str, int, str], dict[str, Any]] = {}
+    kept: dict[tuple[str, int, str], dict[str, Any]] = {}
     for cluster in dict.fromkeys(cluster_name(row) for row in rows):
         here = [row for row in rows if cluster_name(row) == cluster]
         ours = {row["how"] for row in here if row["algorithm"] not in NAMES}
         way = next((name for name in HOWS[1:] if name in ours), "") if how == "auto" else how
         theirs = {row["how"] for row in here if row["algorithm"] == "horovod"}
-        wanted = {**dict.fromkeys(("mpi", *YARDSTICKS), "engine"), "horovod": way if way in theirs else "graph"}
+        way_of = {**dict.fromkeys(("mpi", *YARDSTICKS), "engine"), "horovod": way if way in theirs else "graph"}
         for row in here:
-            if row["algorithm"] != "noop" and row["how"] == wanted.get(row["algorithm"], way):
-                found[cluster, row["bytes"], row["algorithm"]] = row  # of rows measured again, the last counts
-    return list(found.values())
+            if row["algorithm"] != "noop" and row["how"] == way_of.get(row["algorithm"], way):
+                kept[cluster, row["bytes"], row["algorithm"]] = row  # of rows measured again, the last counts
+    return list(kept.values())
 
 
 def _times(axis: Axes, rows: Sequence[dict[str, Any]], cluster: str) -> None:
@@ -172,7 +169,6 @@ def draw_training(rows: Sequence[Mapping[str, Any]], path: Path, only: Sequence[
 
     Args:
         rows: of one result of bench training or of several; of rows measured again, the last counts.
-        path: of the file.
         only: at most five contestants; empty: the first five, as `STYLES` has them.
 
     Raises:
@@ -214,6 +210,8 @@ def _epochs(axis: Axes, rows: Sequence[Mapping[str, Any]], algorithms: Sequence[
         label = "computation of it" if number == len(algorithms) - 1 else None
         axis.bar(x, alone, width, color="#333333", label=label)
     axis.set(ylabel=f"seconds per epoch ({EPOCH:,} digits)", xlabel="ranks on each host")
-    one = rows[0]
-    axis.set_title(f"{one['model']}, {one['bytes'] / 1e6:.1f} MB of gradients, {one['batch']} digits a rank and step")
+    first = rows[0]
+    axis.set_title(
+        f"{first['model']}, {first['bytes'] / 1e6:.1f} MB of gradients, {first['batch']} digits a rank and step"
+    )
     axis.set_xticks(range(len(clusters)), [name for _, _, name in clusters])

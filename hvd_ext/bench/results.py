@@ -60,21 +60,19 @@ def versions() -> dict[str, str]:
     """Give the versions of what is measured, by name; what is not installed is left out."""
     import hvd_ext
 
-    found = {"hvd_ext": hvd_ext.__version__, "python": platform.python_version()}
+    installed = {"hvd_ext": hvd_ext.__version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def begin_run(launcher: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Describe a run before it begins: date, command, launcher, machine with its load, versions, variables.
 
-    Args:
-        launcher: how the jobs are started, in words.
-        environ: of the jobs; None for that of every job. Variables that change what is measured are kept.
+    The variables are those of the jobs that change what is measured.
     """
     environ = job_environment() if environ is None else environ
     module = sys.modules["__main__"].__spec__
@@ -110,10 +108,6 @@ def rows_of(paths: Iterable[Path], benchmark: str = ALLREDUCE) -> list[dict[str,
 
 def load(path: Path, benchmark: str = ALLREDUCE) -> dict[str, Any]:
     """Read a file.
-
-    Args:
-        path: of the file.
-        benchmark: what the file must be of.
 
     Raises:
         InvalidError: it cannot be read, or is no result of this benchmark.
@@ -154,18 +148,14 @@ def cluster_name(row: Mapping[str, Any]) -> str:
 
 def places(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
     """Group the rows that are compared: those of one (run, ranks on each host, bytes), by these in ascending order."""
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        found.setdefault((row["run"], tuple(row["ranks_per_host"]), row["bytes"]), []).append(dict(row))
-    return dict(sorted(found.items()))
+        groups.setdefault((row["run"], tuple(row["ranks_per_host"]), row["bytes"]), []).append(dict(row))
+    return dict(sorted(groups.items()))
 
 
 def ratios(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Compare a row with what was expected and with the other rows of its group.
-
-    Args:
-        row: one of `rows`.
-        rows: a group of `places`.
 
     Returns:
         bound: median over the bound. predicted: the planner's price over the median. mpi, horovod: our median over

@@ -29,11 +29,11 @@ WARMUP_CALLS = 5
 # A call that takes less is made once before each sample, because the caches may be cold, and has several warm-up calls.
 SHORT_S = 0.2
 FIRST_IS_LONG_S = 1.0
-# A sample repeats a short call until it takes about so long.
+# A sample repeats a short call until it takes about this time.
 SAMPLE_S = 0.005
 FIRST_SLEEP_S, LONGEST_SLEEP_S = 20e-6, 1e-3
 TURNS, EVENTS = "turns", "events"
-# The kind of an event that answers nothing, but says that the work goes on.
+# The kind of an event that is no answer, but shows that the job still works.
 ALIVE = "alive"
 # Values stay below 61 x 4,096 ranks: every partial sum is exact in float32, whatever the order of the additions.
 PERIOD = 61
@@ -62,9 +62,9 @@ class Follower:
                 data = file.read()
         except FileNotFoundError:
             return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [json.loads(line) for line in complete.splitlines()]
 
 
 def _pattern(rank: int) -> NDArray[np.int64]:
@@ -89,8 +89,6 @@ def fault_of(result: Any, elements: int, right: Callable[[int], NDArray[np.float
     """Compare a result with the right one, bit by bit.
 
     Args:
-        result: what a contestant returned.
-        elements: how many it must have.
         right: gives the first elements of the right result, which repeats itself every `PERIOD` elements.
 
     Returns:
@@ -112,12 +110,11 @@ def fault_of(result: Any, elements: int, right: Callable[[int], NDArray[np.float
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What the ranks of a job are told when they start; they are told the rest turn by turn.
+    """What the ranks of a job receive when they start; the rest follows turn by turn.
 
     Attributes:
         folder: where rank 0 follows the turns and writes the events.
         hows: how to call, of "graph", "engine", "eager".
-        check: compare every result with the right one.
     """
 
     folder: str
@@ -179,8 +176,7 @@ class Ranks:
     def meet(self, longest_s: float = LONGEST_SLEEP_S) -> None:
         """Wait for all ranks, asleep: a rank that spun here would take the core from one that is still being timed.
 
-        Args:
-            longest_s: the longest sleep between two looks; the ranks leave within about that time of each other.
+        The ranks leave within about `longest_s`, the longest sleep between two looks, of each other.
         """
         request, sleep_s = self._comm.Ibarrier(), FIRST_SLEEP_S
         while not request.Test():
@@ -192,7 +188,7 @@ class Ranks:
         self.meet()
         return list(self._comm.allgather(value))
 
-    def told(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Give all ranks the value of rank 0; the wait for it is asleep."""
         self.meet()
         return self._comm.bcast(value, root=0)
@@ -217,15 +213,7 @@ class Sampler:
         check: bool,
         tell: Callable[[], None] = lambda: None,
     ) -> None:
-        """Warm the contestants up and find how often each is called for a sample.
-
-        Args:
-            contestants: in the same order on all ranks.
-            elements: length of the buffer.
-            ranks: all ranks.
-            check: compare every result with the right one.
-            tell: called after each contestant.
-        """
+        """Warm the contestants up, in the same order on all ranks, and find how often each is called for a sample."""
         self._contestants, self._elements, self._ranks, self._check = contestants, elements, ranks, check
         self._calls = [1] * len(contestants)
         self.first_s: list[float] = []
@@ -249,50 +237,51 @@ class Sampler:
         """Give what the parent must know of each contestant: how long a sample will take, what was wrong so far."""
         return [
             {
-                "algorithm": one.algorithm,
-                "how": one.how,
-                "chosen": one.chosen,
-                "segment_bytes": one.segment_bytes,
+                "algorithm": contestant.algorithm,
+                "how": contestant.how,
+                "chosen": contestant.chosen,
+                "segment_bytes": contestant.segment_bytes,
                 "calls_per_sample": calls,
                 "sample_seconds": calls * call_s,
                 "wrong": wrong,
             }
-            for one, calls, call_s, wrong in zip(self._contestants, self._calls, self.first_s, self._wrong, strict=True)
+            for contestant, calls, call_s, wrong in zip(
+                self._contestants, self._calls, self.first_s, self._wrong, strict=True
+            )
         ]
 
     def sample(self, index: int, warm: bool = True) -> dict[str, Any]:
         """Take one sample.
 
         Args:
-            index: of the contestant.
             warm: call a short one once before.
 
         Returns:
             The contestant's index, seconds per call of the slowest rank, processor seconds per call of all ranks and
             all their threads together, and what was wrong on which rank.
         """
-        one, calls = self._contestants[index], self._calls[index]
+        contestant, calls = self._contestants[index], self._calls[index]
         if warm and self.first_s[index] < SHORT_S:
-            one.call()
-        one.reset()
+            contestant.call()
+        contestant.reset()
         # a rank that has waited for long looks seldom, so a second barrier lets all ranks begin together
         self._ranks.meet()
         self._ranks.meet(FIRST_SLEEP_S)
         processor, begin = time.process_time(), time.perf_counter()
-        results = [one.call() for _ in range(calls)]
+        results = [contestant.call() for _ in range(calls)]
         seconds = (time.perf_counter() - begin) / calls
         # a rank that checked its result now would take the core from one that is still being timed
         self._ranks.meet()
         # only now, because the threads of a rank that has its result may still work for other ranks
         processor_s = (time.process_time() - processor) / calls
-        faults = [self._fault(one, result) for result in results] if self._check else []
+        faults = [self._fault(contestant, result) for result in results] if self._check else []
         fault = next(filter(None, faults), "")
         times, processor_times, faults = zip(*self._ranks.gather((seconds, processor_s, fault)), strict=True)
         wrong = [f"rank {rank}: {words}" for rank, words in enumerate(faults) if words]
         return {"index": index, "seconds": max(times), "processor_seconds": sum(processor_times), "wrong": wrong}
 
-    def _fault(self, one: Contestant, result: Any) -> str:
-        source = one.copy_of
+    def _fault(self, contestant: Contestant, result: Any) -> str:
+        source = contestant.copy_of
         if source is None:
             return fault_of(result, self._elements, lambda n: sum_of(self._ranks.size, n))
         return fault_of(result, self._elements, lambda n: values_of(source, n))
@@ -314,11 +303,8 @@ def answer_turns(folder: Path, ranks: Ranks, answer: Answer, topology: str = "")
     """Answer the parent's turns until it says "end"; MPI must have been started. A failure ends the whole job.
 
     Args:
-        folder: of the turns and the events.
-        ranks: all ranks, which answer alike.
         answer: takes a turn and gives the kind and the values of the event that answers it; it is called for "end" too,
             which is not answered.
-        topology: YAML text of the topology; empty without one.
     """
     try:
         hosts = ranks.gather(platform.node())
@@ -330,7 +316,7 @@ def answer_turns(folder: Path, ranks: Ranks, answer: Answer, topology: str = "")
         events = folder / EVENTS if ranks.rank == 0 else None
         emit(events, "hello", hosts=hosts, topology=topology)
         follower = Follower(folder / TURNS)
-        while (turn := ranks.told(_next_turn(follower) if ranks.rank == 0 else None))["kind"] != "end":
+        while (turn := ranks.broadcast(_next_turn(follower) if ranks.rank == 0 else None))["kind"] != "end":
             kind, values = answer(turn)
             emit(events, kind, **values)
         answer({"kind": "end"})
@@ -354,15 +340,7 @@ def serve(
     topology: str = "",
     kind: type[Sampler] = Sampler,
 ) -> None:
-    """Measure sums of buffers as the parent says; see `answer_turns`.
-
-    Args:
-        make: gives the contestants for a number of elements and the names of algorithms.
-        task: what is known at the start.
-        release: gives back what `make` opened.
-        topology: YAML text of the topology; empty without one.
-        kind: of the sampler.
-    """
+    """Measure sums of buffers as the parent says; see `answer_turns`."""
     ranks, folder = Ranks(), Path(task.folder)
     samplers: list[Sampler] = []
 

@@ -75,11 +75,8 @@ def drawn(
     """Draw a table.
 
     Args:
-        title: above it.
-        caption: below it, if any.
-        headings: of the columns.
         lines: for each row its section, its cells and whether it is red; a line separates two sections.
-        left: headings of the columns that are aligned to the left.
+        left: the headings of the columns that are aligned to the left.
         wrap: whether long headings and cells may take several lines.
     """
     table = Table(title=title, caption=caption)
@@ -156,9 +153,6 @@ def faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def losses(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Say where we are slower.
 
-    Args:
-        rows: of bench allreduce.
-
     Returns:
         A line for each opponent: in how many rows it is faster, and where by most. MPI is compared with calls of the
         engine if there are any, Horovod with the same kind of call.
@@ -167,15 +161,15 @@ def losses(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
     for key, name in (("mpi", NAMES["mpi"]), ("horovod", NAMES["horovod"])):
         compared = [
-            (found, row)
+            (against, row)
             for group in places(rows).values()
             for row in group
             if row["algorithm"] not in NAMES and (key != "mpi" or not engine or row["how"] == "engine")
-            if (found := ratios(row, group)[key]) is not None
+            if (against := ratios(row, group)[key]) is not None
         ]
-        slower = [(found, row) for found, row in compared if found > 1]
+        slower = [(against, row) for against, row in compared if against > 1]
         if slower:
-            worst, row = max(slower, key=lambda one: one[0])
+            worst, row = max(slower, key=lambda pair: pair[0])
             lines.append(
                 f"slower than {name} in {len(slower)} of {len(compared)} rows, at worst x{worst:.2f} "
                 f"({_allreduce_place(row)})"

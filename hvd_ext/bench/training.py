@@ -10,7 +10,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvd_ext.bench.expected import Cluster
-from hvd_ext.bench.jobs import NO_HOROVOD, Launcher, Tell, Turns, caveats, compare, has_horovod, rotated
+from hvd_ext.bench.jobs import (
+    NO_HOROVOD,
+    Launcher,
+    Tell,
+    Turns,
+    caveats,
+    check_choices,
+    check_least,
+    compare,
+    has_horovod,
+    rotated,
+)
 from hvd_ext.bench.training_worker import COMPUTE, Task, paired, parts_of
 from hvd_ext.errors import InvalidError
 from hvd_ext.options.gradients import GradientOptions
@@ -46,12 +57,10 @@ class Request:
         algorithms: names of allreduce algorithms, "auto", and those of `PEERS`; nothing else is measured.
         model: "mlp", "cnn", "small-160", "small-1000" or "deep-60".
         width: units of a hidden dense layer; 0 for the model's own.
-        batch: digits of a rank's batch.
         steps: timed steps of each contestant.
         repetitions: turns among which the steps are divided.
         ranks: numbers of ranks on this host, one comparison of each after the other; empty where a launcher says it.
         rate: bytes per second on the wire of each host, for the bound; None to take the topology's.
-        timeout_s: longest time without an answer of a job.
         options: keywords of our `DistributedOptimizer` as texts, such as compression=bf16; Horovod's gets none.
         buckets: values of the option `buckets`; each of our algorithms is measured with each of them. Empty: only with
             that of the options.
@@ -78,31 +87,14 @@ class Request:
     def __post_init__(self) -> None:
         from hvd_ext.planning import registry
 
-        known = ("auto", *registry.names(), *PEERS)
-        for name, values, valid in (
-            ("algorithm", self.algorithms, known),
-            ("model", (self.model,), tuple(WIDTHS)),
-            ("buckets", self.buckets, self.buckets),
-        ):
-            for value in values:
-                if value not in valid:
-                    raise InvalidError(f"{name} ({value!r}): must be one of {', '.join(valid)}")
-                if values.count(value) > 1:
-                    raise InvalidError(f"{name} ({value!r}): must be named only once")
+        check_choices("algorithm", self.algorithms, ("auto", *registry.names(), *PEERS))
+        check_choices("model", (self.model,), WIDTHS)
+        check_choices("buckets", self.buckets, self.buckets)
         if not self.algorithms:
             raise InvalidError("algorithms (none): must name at least one")
-        for name, least, counts in (
-            ("ranks", 1, self.ranks),
-            ("width", 0, (self.width,)),
-            ("batch", 1, (self.batch,)),
-            ("repetitions", 1, (self.repetitions,)),
-            ("steps", self.repetitions, (self.steps,)),
-            ("warmup", 0, (self.warmup,)),
-        ):
-            for count in counts:
-                if count < least:
-                    why = ", one for each repetition" if name == "steps" else ""
-                    raise InvalidError(f"{name} ({count}): must be at least {least}{why}")
+        check_least(1, ranks=self.ranks, batch=self.batch, repetitions=self.repetitions)
+        check_least(0, width=self.width, warmup=self.warmup)
+        check_least(self.repetitions, ", one for each repetition", steps=self.steps)
         if "algorithm" in self.options:
             raise InvalidError("option algorithm: say --algorithms, which compares them")
         if self.buckets and "buckets" in self.options:
@@ -125,11 +117,6 @@ class Request:
 
 def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict[str, Any]], list[str], str]:
     """Measure what was asked for.
-
-    Args:
-        request: what to measure.
-        launcher: how to start the jobs.
-        tell: takes what runs now, and the number of repetitions that are just done.
 
     Returns:
         The rows, what else the user must know, and the YAML text of the topology (empty without one).
@@ -194,10 +181,6 @@ def _measured(request: Request, cluster: Cluster, turns: Turns, tell: Tell) -> t
 def check_alike(names: Sequence[str], opened: Sequence[dict[str, Any]]) -> None:
     """Check that all jobs train the same model from the same weights.
 
-    Args:
-        names: of the jobs.
-        opened: what they told: bytes of the gradients, the digest of the first weights, the first losses by rank.
-
     Raises:
         JobError: the models, the weights that they begin with, or the losses of the first step differ.
     """
@@ -206,9 +189,11 @@ def check_alike(names: Sequence[str], opened: Sequence[dict[str, Any]]) -> None:
         for what in ("bytes", "start"):
             if other[what] != first[what]:
                 raise JobError(f"{name}: its model must begin as that of {names[0]}; {what}: {other[what]}")
-        for rank, (one, two) in enumerate(zip(first["first_losses"], other["first_losses"], strict=True)):
-            if not math.isclose(one, two, rel_tol=1e-5):
-                raise JobError(f"{name}: the loss of the first step of rank {rank} is {two:g}, {names[0]} has {one:g}")
+        for rank, (loss, theirs) in enumerate(zip(first["first_losses"], other["first_losses"], strict=True)):
+            if not math.isclose(loss, theirs, rel_tol=1e-5):
+                raise JobError(
+                    f"{name}: the loss of the first step of rank {rank} is {theirs:g}, {names[0]} has {loss:g}"
+                )
 
 
 def _samples(

@@ -49,10 +49,6 @@ def layers(model: str, width: int, library: Any = keras) -> list[Any]:
             of tensors. "deep-60": 59 convolutions in three stages and a dense layer, 1.2 M parameters at a width of 40,
             with about as much communication as computation on two hosts at 100 Mbit/s.
         width: units of each hidden dense layer; "deep-60": channels of the first stage, each further one has 8 more.
-        library: Keras 3 or tf_keras.
-
-    Returns:
-        Layers for `keras.Sequential`.
     """
     dense, added_layer = library.layers.Dense, _added(library)
     if model == "mlp":
@@ -83,11 +79,6 @@ def layers(model: str, width: int, library: Any = keras) -> list[Any]:
 def batches(rank: int, size: int, batch: int) -> list[tuple[tf.Tensor, tf.Tensor]]:
     """Give the batches of a rank, in the order in which every contestant takes them, again and again.
 
-    Args:
-        rank: this rank.
-        size: number of ranks; each has digits of its own.
-        batch: digits of a batch.
-
     Returns:
         Images float32 [batch, 8, 8, 1] in 0..1 and labels int64 [batch]; the last batch is filled up from the first.
     """
@@ -114,9 +105,6 @@ class Learner:
         """Build a model; its first weights depend on nothing but its size.
 
         Args:
-            model: see `layers`.
-            width: see `layers`.
-            data: from `batches`.
             kind: makes the model of its layers; a subclass of Sequential has a training step of its own.
             wrap: makes another optimizer of the plain one.
         """

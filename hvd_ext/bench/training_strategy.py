@@ -55,14 +55,7 @@ class StrategyLearner:
     """A model of tf_keras under a strategy, with the face of `training_model.Learner`."""
 
     def __init__(self, task: Task, data: Any, weights: list[NDArray[np.float32]], strategy: Any) -> None:
-        """Build the model.
-
-        Args:
-            task: has the model and its width.
-            data: from `training_model.batches`.
-            weights: the first ones.
-            strategy: from `strategy_of`.
-        """
+        """Build the model, with these first weights."""
         import tensorflow as tf
         import tf_keras
 
@@ -76,7 +69,7 @@ class StrategyLearner:
         self.model.set_weights(weights)
         loss_of = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
-        def one(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        def replica_step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(loss_of(labels, self.model(images, training=True)))
                 share = loss / strategy.num_replicas_in_sync
@@ -85,7 +78,7 @@ class StrategyLearner:
             self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
             return loss
 
-        self._step = tf.function(lambda images, labels: strategy.run(one, args=(images, labels)))
+        self._step = tf.function(lambda images, labels: strategy.run(replica_step, args=(images, labels)))
 
     def step(self) -> float:
         """Train one batch and give its loss."""

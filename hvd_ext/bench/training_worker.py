@@ -32,13 +32,10 @@ TOLERANCE = 1e-2
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What the ranks of a job are told when they start.
+    """What the ranks of a job receive when they start.
 
     Attributes:
         folder: where rank 0 follows the turns and writes the events.
-        model: "mlp", "cnn", "small-160", "small-1000" or "deep-60".
-        width: units of a hidden dense layer.
-        batch: digits of a rank's batch.
         environment: variables that are set before MPI starts.
         options: keywords of our optimizer, as texts.
     """
@@ -117,7 +114,6 @@ class Contest:
         """Take the first steps of a contestant, and keep the fastest of its ways.
 
         Args:
-            algorithm: the contestant's name.
             ways: models by the name of the way; the first step of each is checked.
             chosen: tells after the first step which algorithm runs.
         """
@@ -147,7 +143,6 @@ class Contest:
 
         Args:
             index: in the order of entry; 0 is the model that does not communicate.
-            steps: how many, without a pause between them, as in an epoch.
 
         Returns:
             The seconds of each step on the rank that was slowest in it.
@@ -185,12 +180,12 @@ class Contest:
         update = self._first - self._before
         error = float(np.abs(learner.weights() - self._first).max())
         right = error <= TOLERANCE * float(np.abs(update).max())
-        found = [
+        conditions = [
             (begun, "the model did not begin with the same weights"),
             (near, f"the loss of the first step is {loss:g}, must be {self._first_loss:g}"),
             (right, f"the first update is not the average of the ranks' own: a weight is off by {error:g}"),
         ]
-        answers = self._ranks.gather([words for fine, words in found if not fine])
+        answers = self._ranks.gather([words for fine, words in conditions if not fine])
         return [f"rank {rank}: {words}" for rank, said in enumerate(answers) for words in said]
 
 
@@ -209,7 +204,6 @@ def serve(
     """Train as the parent says; see `sampling.answer_turns`.
 
     Args:
-        task: what is known at the start.
         make: gives the ways of a contestant by its name; "compute" is the plain model, in one way.
         chosen: tells after the first step which algorithm runs.
         laid_out: tells after the last step which algorithm runs, and which buckets there are.
@@ -223,8 +217,8 @@ def serve(
             contests[:] = [contest := Contest(plain, ranks)]
             for algorithm in turn["algorithms"]:
                 contest.enter(algorithm, make(algorithm), chosen)
-            told = {"start": contest.start, "first_losses": contest.first_losses}
-            return "opened", {"contestants": contest.facts, "bytes": 4 * contest.parameters, **told}
+            begin = {"start": contest.start, "first_losses": contest.first_losses}
+            return "opened", {"contestants": contest.facts, "bytes": 4 * contest.parameters, **begin}
         if turn["kind"] == "measure":
             seconds = [[index, contests[0].measure(index, turn["steps"])] for index in turn["which"]]
             return "measured", {"seconds": seconds}

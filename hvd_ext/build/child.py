@@ -38,7 +38,6 @@ def python_environment(python: str, *, isolated: bool = False) -> dict[str, str]
     """Return an environment in which the tools beside an interpreter are found first.
 
     Args:
-        python: the path of the interpreter.
         isolated: remove the entries of PYTHONPATH that belong to pip's build isolation, because they hide the
             interpreter's site-packages.
 
@@ -64,8 +63,6 @@ def ask(python: str, code: str, *, timeout_s: float = 300, isolated: bool = Fals
     Args:
         python: the path of the interpreter.
         code: statements that assign to `answer` a dict that JSON can hold.
-        timeout_s: the child's time limit in seconds.
-        isolated: see `python_environment`.
 
     Returns:
         The values, or one line that says why there are none.
@@ -125,8 +122,6 @@ def run_logged(
 
     Args:
         command: the program and its arguments.
-        log: the file that the output is appended to.
-        cwd: the folder to run in.
         environment: the child's complete environment; this process's by default.
         echo: called with each line.
 

@@ -36,9 +36,6 @@ answer = {"version": horovod.__version__, "mpi": bool(hvd.mpi_built())}
 def installed(python: str = sys.executable) -> child.Answer:
     """Import Horovod's TensorFlow part in a child.
 
-    Args:
-        python: the path of the interpreter.
-
     Returns:
         `version` and `mpi`, or why Horovod does not work with the installed TensorFlow.
     """
@@ -69,7 +66,6 @@ def unpack(archive: Path, folder: Path, sha256: str = versions.HOROVOD_SHA256) -
 
     Args:
         archive: the downloaded .tar.gz.
-        folder: where to unpack it.
         sha256: the hash that the archive must have.
 
     Returns:
@@ -90,8 +86,6 @@ def install(log: Path, python: str = sys.executable, *, echo: Callable[[str], No
     """Download, patch, build and install Horovod with MPI and TensorFlow, without Gloo. Takes 1 to 4 minutes.
 
     Args:
-        log: the file that all output is appended to.
-        python: the path of the interpreter to install into.
         echo: called with each line of output.
 
     Raises:

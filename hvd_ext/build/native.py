@@ -24,12 +24,7 @@ MAX_JOBS = 8  # a file that includes TensorFlow's headers takes about 1 GB of me
 
 @dataclasses.dataclass(frozen=True)
 class Missing:
-    """Something that the build needs and does not find.
-
-    Attributes:
-        what: what is missing.
-        mend: the command that installs it.
-    """
+    """Something that the build needs and does not find."""
 
     what: str
     mend: str
@@ -62,19 +57,9 @@ class Toolchain:
 
 
 def find_cmake(path: str) -> str:
-    """Find cmake, first in this interpreter's `cmake` package, then on a search path.
-
-    The package's script in bin/ is written in Python and does not start in another interpreter's environment, so the
-    binary behind it is used.
-
-    Args:
-        path: folders to search, in the form of PATH.
-
-    Returns:
-        The path, or an empty text.
-    """
-    found = importlib.util.find_spec("cmake")
-    for folder in (found.submodule_search_locations or []) if found else []:
+    """Find cmake in this interpreter's `cmake` package, then in the folders of a PATH; empty if there is none."""
+    spec = importlib.util.find_spec("cmake")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
         program = Path(folder) / "data" / "bin" / "cmake"
         if program.is_file():
             return str(program)
@@ -96,8 +81,6 @@ def find_toolchain(
     """Look for everything that the native build needs.
 
     Args:
-        python: the path of the interpreter that will use the libraries.
-        isolated: see `child.python_environment`.
         mpi: False looks for no MPI, for a build of the data cache alone.
 
     Returns:
@@ -148,10 +131,7 @@ def build(
     In a source tree the objects stay under build/, in one folder per toolchain, so that the next build is short.
 
     Args:
-        toolchain: from `find_toolchain`.
         folder: the native sources, from `libraries.native_sources`.
-        output: the folder for the libraries and their record.
-        isolated: see `child.python_environment`.
         echo: called with each line of cmake's and the compiler's output.
 
     Returns:

@@ -15,15 +15,7 @@ LINE_WIDTH = 100
 
 @contextmanager
 def step(title: str, console: Console) -> Iterator[Callable[[str], None]]:
-    """Show the progress of a step that prints many lines, which matter only if it fails.
-
-    Args:
-        title: the step, in a few words.
-        console: the console to show it on.
-
-    Yields:
-        A function to call with each line.
-    """
+    """Show the progress of a step that prints many lines, which matter only if it fails; yield what takes each line."""
     start = shown = time.monotonic()
     if console.is_terminal:
         with console.status(escape(title)) as status:

@@ -43,16 +43,10 @@ def _to_stderr(line: str) -> None:
 
 
 def remove_stale(tell: Callable[[str], None] = _to_stderr) -> list[Path]:
-    """Remove the folders of killed rehearsals of this user.
+    """Remove the folders of killed rehearsals of this user, and return those that were removed.
 
     The temporary folder is open to all users. This function looks only into folders that belong to this user and have
-    the mode that `make` gives them, and it creates nothing.
-
-    Args:
-        tell: called with one line about the folders that were left alone, if there are any.
-
-    Returns:
-        The folders that were removed.
+    the mode that `make` gives them, and it creates nothing. It tells, in one line, which folders were left alone.
     """
     removed, left = [], []
     for folder in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):

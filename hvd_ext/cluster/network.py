@@ -30,26 +30,14 @@ def hosts_file(spec: Spec) -> str:
 
 
 def limit(device: str, rate: str, burst: str, verb: str = "add") -> str:
-    """Return the line for `tc -batch` that limits what a device sends.
-
-    Args:
-        device: the device's name.
-        rate: the rate in tc's notation.
-        burst: the burst in tc's notation.
-        verb: "add", or "replace" for a device that may have a limit already.
-    """
+    """Return the line for `tc -batch` that limits what a device sends."""
     return f"qdisc {verb} dev {device} root tbf rate {rate} burst {burst} limit {QUEUE}"
 
 
 def switch_links(spec: Spec, pids: Mapping[str, int]) -> list[str]:
     """Return the lines for `ip -batch` inside the switch: bridges, cables, and an address for mpirun.
 
-    Args:
-        spec: the cluster.
-        pids: the number of a process in each host's namespace, by the host's name.
-
-    Returns:
-        The lines.
+    `pids` has the number of a process in each host's namespace, by the host's name.
     """
     lines = ["link set lo up", f"link add name core mtu {spec.mtu} type bridge", "link set core up"]
     lines.append(f"addr add {SWITCH_ADDRESS}/16 dev core")

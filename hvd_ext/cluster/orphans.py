@@ -21,42 +21,27 @@ _RANK = b"\0OMPI_COMM_WORLD_RANK="
 
 
 def members(mark: str) -> dict[int, bool]:
-    """List the living processes of a job.
-
-    Args:
-        mark: the job's value of `MARK`.
-
-    Returns:
-        For each process number, whether the process is a rank or was started by one.
-    """
-    word, found = f"\0{MARK}={mark}\0".encode(), {}
+    """List the living processes of a job: for each number, whether it is a rank or was started by one."""
+    word, processes = f"\0{MARK}={mark}\0".encode(), {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             environ = b"\0" + (folder / "environ").read_bytes()
         except OSError:
             continue  # it has ended, or belongs to another user
         if word in environ:
-            found[int(folder.name)] = _RANK in environ
-    return found
+            processes[int(folder.name)] = _RANK in environ
+    return processes
 
 
 def end(mark: str) -> None:
-    """End every process of a job at once.
-
-    Args:
-        mark: the job's value of `MARK`.
-    """
+    """End every process of a job at once."""
     for number in members(mark):
         with contextlib.suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
 
 
 def lives(number: int) -> bool:
-    """Return whether a process exists and is not a zombie.
-
-    Args:
-        number: the process number.
-    """
+    """Return whether a process exists and is not a zombie."""
     try:
         stat = Path(f"/proc/{number}/stat").read_text()
     except OSError:
@@ -65,11 +50,7 @@ def lives(number: int) -> bool:
 
 
 class Watch:
-    """Watches whether a job still has ranks.
-
-    Args:
-        mark: the job's value of `MARK`.
-    """
+    """Watches whether a job still has ranks."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark

@@ -40,11 +40,7 @@ class Cluster:
     """A rehearsed cluster, which exists inside its `with` block."""
 
     def __init__(self, spec: Spec) -> None:
-        """Describe a cluster.
-
-        Args:
-            spec: its hosts, racks and links.
-        """
+        """Describe a cluster."""
         self.spec = spec
         self._folder: Path | None = None
         self._lock: IO[bytes] | None = None
@@ -87,16 +83,10 @@ class Cluster:
 
     def enter(self, host: str | None = None) -> list[str]:
         """Return the words to put before a command that shall run in the switch (None) or on a host."""
-        return states.enter(self.state, None if host is None else self._known(host))
+        return states.enter(self.state, None if host is None else self._checked(host))
 
     def command(self, program: Sequence[str]) -> list[str]:
-        """Return the command that starts a job, for callers that start and watch the process themselves.
-
-        Args:
-            program: the command that each rank runs.
-
-        Returns:
-            The command, to be run with `environment()`.
+        """Return the command that starts a job, for callers that start it with `environment()` and watch the process.
 
         Raises:
             InvalidError: the program does not exist.
@@ -115,16 +105,12 @@ class Cluster:
         output: IO[str] | IO[bytes] | int | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """Run a program on all ranks.
+        """Run a program on all ranks, and return mpirun's exit status.
 
         Args:
             program: the command that each rank runs.
             variables: environment variables in addition to this process's own.
             output: the file for stdout and stderr of all ranks; None for this process's own.
-            timeout_s: the time limit; None for none.
-
-        Returns:
-            mpirun's exit status.
 
         Raises:
             InvalidError: the program does not exist.
@@ -134,34 +120,22 @@ class Cluster:
         return launch.run(self.command(program), environment, output=output, timeout_s=timeout_s)
 
     def cut(self, host: str) -> None:
-        """Pull a host's cable, so that all packets on it are lost.
-
-        Args:
-            host: the host's name.
-        """
-        self._batch("ip", [f"link set {self._known(host)} down"])
+        """Pull a host's cable, so that all packets on it are lost."""
+        self._batch("ip", [f"link set {self._checked(host)} down"])
 
     def restore(self, host: str) -> None:
-        """Put a host's cable back.
-
-        Args:
-            host: the host's name.
-        """
-        self._batch("ip", [f"link set {self._known(host)} up"])
+        """Put a host's cable back."""
+        self._batch("ip", [f"link set {self._checked(host)} up"])
 
     def set_rate(self, host: str, rate: str) -> None:
         """Change the rate of a host's link in each direction, even while a job runs; the burst is that of the new rate.
-
-        Args:
-            host: the host's name.
-            rate: the rate in tc's notation.
 
         Raises:
             InvalidError: the rate is wrong, or the host does not exist.
         """
         rate_bits(rate)
         burst = self.spec.burst_at(rate)
-        self._batch("tc", [network.limit(self._known(host), rate, burst, "replace")])
+        self._batch("tc", [network.limit(self._checked(host), rate, burst, "replace")])
         self._batch("tc", [network.limit("eth0", rate, burst, "replace")], host)
 
     def close(self) -> None:
@@ -249,7 +223,7 @@ class Cluster:
         if done.returncode != 0:
             raise ClusterError(f"network of {host or network.SWITCH}: {name} failed: {' '.join(done.stderr.split())}")
 
-    def _known(self, host: str) -> str:
+    def _checked(self, host: str) -> str:
         if host not in self.spec.names:
             raise InvalidError(f"host ({host}): must be one of {', '.join(self.spec.names)}")
         return host

@@ -15,7 +15,7 @@ from hvd_ext.topology.tree import SHARED_MEMORY, Link
 
 MOST_HOSTS = 254
 MTU = 1500
-# The burst that suits a rate is what the rate carries in so long, from the least to the most. The kernel hands TCP's
+# The burst that suits a rate is what the rate carries in this time, from the least to the most. The kernel hands TCP's
 # bytes to a link in packets of up to 64 KiB, which count as 68 kB with the headers of their frames. A token bucket cuts
 # a packet that is larger than its burst into frames, each of which then costs what the whole packet did: a flow at
 # 10 Gbit/s with a burst of 64 KiB has a third of its speed with 256 KiB, and 4 MiB add nothing (docs/cluster.md).
@@ -38,63 +38,40 @@ _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)")
 
 
 def rate_bits(rate: str) -> float:
-    """Read a rate.
-
-    Args:
-        rate: the rate in tc's notation: "100mbit", "1.5gbit", "500Kbit".
-
-    Returns:
-        Bits per second.
+    """Read a rate in tc's notation, such as "100mbit", "1.5gbit" or "500Kbit", as bits per second.
 
     Raises:
         InvalidError: the text is not a rate.
     """
-    found = _QUANTITY.fullmatch(rate.lower())
-    if found is None or found[2] not in _BITS or float(found[1]) <= 0:
+    match = _QUANTITY.fullmatch(rate.lower())
+    if match is None or match[2] not in _BITS or float(match[1]) <= 0:
         raise InvalidError(f"rate ({rate}): must be a number above 0 with bit, kbit, mbit or gbit, as in 100mbit")
-    return float(found[1]) * _BITS[found[2]]
+    return float(match[1]) * _BITS[match[2]]
 
 
 def rate_text(bits: float) -> str:
-    """Write a rate in the notation that `rate_bits` reads.
-
-    Args:
-        bits: bits per second, above 0; infinity for no limit.
-
-    Returns:
-        A text such as "100mbit", with four digits at most.
-    """
+    """Write a rate above 0, or infinity, in the notation that `rate_bits` reads, with four digits at most."""
     if math.isinf(bits):
         return "no limit"
     bits = float(f"{bits:.4g}")
-    unit, size = next((one for one in reversed(_BITS.items()) if bits >= one[1]), ("bit", 1.0))
+    unit, size = next((pair for pair in reversed(_BITS.items()) if bits >= pair[1]), ("bit", 1.0))
     return f"{bits / size:g}{unit}"
 
 
 def size_nbytes(size: str) -> int:
-    """Read a size.
-
-    Args:
-        size: the size in tc's notation: "16kb" (16,384 bytes), "1mb".
-
-    Returns:
-        Bytes.
+    """Read a size in tc's notation, such as "16kb" (16,384 bytes) or "1mb", in bytes.
 
     Raises:
         InvalidError: the text is not a size.
     """
-    found = _QUANTITY.fullmatch(size)
-    if found is None or found[2] not in _NBYTES:
+    match = _QUANTITY.fullmatch(size)
+    if match is None or match[2] not in _NBYTES:
         raise InvalidError(f"burst ({size}): must be a number with b, kb or mb, as in 16kb")
-    return int(float(found[1]) * _NBYTES[found[2]])
+    return int(float(match[1]) * _NBYTES[match[2]])
 
 
 def suitable_burst(rate: str, mtu: int = MTU) -> str:
     """Return the burst that suits a rate.
-
-    Args:
-        rate: the rate in tc's notation.
-        mtu: the size of an IP packet in bytes.
 
     Returns:
         What the rate carries in 1 ms, rounded up to a power of two, but at least 16kb or one frame, and at most 1mb; in
@@ -105,7 +82,7 @@ def suitable_burst(rate: str, mtu: int = MTU) -> str:
     return f"{kib // 1024}mb" if kib % 1024 == 0 else f"{kib}kb"
 
 
-def _whole(value: object, least: int) -> bool:
+def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
@@ -137,12 +114,12 @@ class Spec:
 
     def __post_init__(self) -> None:
         hosts = ",".join(str(count) for count in self.hosts)
-        if not self.hosts or not all(_whole(count, 1) for count in self.hosts):
+        if not self.hosts or not all(_is_count(count, 1) for count in self.hosts):
             raise InvalidError(f"hosts ({hosts}): must be the numbers of ranks on each host, 1 or more, as in 4,4")
         if len(self.hosts) > MOST_HOSTS:
             raise InvalidError(f"hosts ({len(self.hosts)} of them): must be {MOST_HOSTS} at most")
         racks = ",".join(str(count) for count in self.racks)
-        if not all(_whole(count, 1) for count in self.racks):
+        if not all(_is_count(count, 1) for count in self.racks):
             raise InvalidError(f"racks ({racks}): must be the numbers of hosts in each rack, 1 or more, as in 2,1")
         if self.racks and sum(self.racks) != len(self.hosts):
             raise InvalidError(
@@ -153,7 +130,7 @@ class Spec:
         for rate in (self.rate, self.rack_rate):
             if rate is not None:
                 rate_bits(rate)
-        if not _whole(self.mtu, 576) or self.mtu > 65535:
+        if not _is_count(self.mtu, 576) or self.mtu > 65535:
             raise InvalidError(f"mtu ({self.mtu}): must be a whole number of bytes from 576 to 65535")
         if self.burst is not None and size_nbytes(self.burst) < self.mtu + FRAME_NBYTES:
             raise InvalidError(
@@ -185,18 +162,10 @@ class Spec:
 
 
 def counts(name: str, text: str, example: str = "4,4") -> tuple[int, ...]:
-    """Read a list of numbers.
-
-    Args:
-        name: the option's name, for messages.
-        text: a list such as "4,4,3".
-        example: a correct list, for messages.
-
-    Returns:
-        The numbers.
+    """Read a list of numbers such as "4,4,3", the value of an option.
 
     Raises:
-        InvalidError: the text is not a list of numbers.
+        InvalidError: the text is not a list of numbers; the message shows the example.
     """
     if not re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*", text):
         raise InvalidError(f"{name} ({text}): must be whole numbers above 0 with commas between them, as in {example}")
@@ -204,14 +173,10 @@ def counts(name: str, text: str, example: str = "4,4") -> tuple[int, ...]:
 
 
 def rack_sizes(text: str, hosts: int) -> tuple[int, ...]:
-    """Read how hosts are divided into racks.
+    """Read how many hosts each rack has.
 
     Args:
         text: a number of racks of equal size, such as "2", or the number of hosts in each rack, such as "2,1".
-        hosts: the number of hosts.
-
-    Returns:
-        The number of hosts in each rack.
 
     Raises:
         InvalidError: the text is neither, or the number of racks does not divide the number of hosts.
@@ -227,13 +192,7 @@ def rack_sizes(text: str, hosts: int) -> tuple[int, ...]:
 
 
 def parameters(texts: Sequence[str]) -> dict[str, str]:
-    """Read parameters of Open MPI.
-
-    Args:
-        texts: texts of the form "name=value".
-
-    Returns:
-        The values by name.
+    """Read parameters of Open MPI from texts of the form "name=value".
 
     Raises:
         InvalidError: a text has no name or no value.
@@ -245,14 +204,7 @@ def parameters(texts: Sequence[str]) -> dict[str, str]:
 
 
 def describe(spec: Spec) -> list[str]:
-    """Describe a cluster in words.
-
-    Args:
-        spec: the cluster.
-
-    Returns:
-        Lines of text.
-    """
+    """Describe a cluster in words."""
     hosts = [
         f"{name}: {r.start}" + f"-{r.stop - 1}" * (len(r) > 1) for name, r in zip(spec.names, spec.ranks, strict=True)
     ]
@@ -293,14 +245,7 @@ def payload_share(mtu: int) -> float:
 
 
 def topology(spec: Spec) -> str:
-    """Return the cluster's topology file, with the rates that are left for TCP's payload.
-
-    Args:
-        spec: the cluster.
-
-    Returns:
-        YAML text for hvd_ext/topology/read.py.
-    """
+    """Return the cluster's topology file as YAML, with the rates that are left for TCP's payload."""
     inside = _link(SHARED_MEMORY)
     hosts = [
         {"name": name, "link": inside, "ranks": list(ranks)} for name, ranks in zip(spec.names, spec.ranks, strict=True)

@@ -46,12 +46,6 @@ class State:
 def read(path: str | Path) -> State:
     """Read the state of a rehearsal.
 
-    Args:
-        path: the state's file.
-
-    Returns:
-        The state.
-
     Raises:
         InvalidError: the rehearsal does not exist, or has ended.
     """
@@ -62,27 +56,12 @@ def read(path: str | Path) -> State:
 
 
 def namespaces(pid: int | str) -> dict[str, str]:
-    """Return the names of the PID and user namespaces of a process.
-
-    Args:
-        pid: the process number, or "self".
-
-    Returns:
-        The names by kind, as in {"pid": "pid:[4026531836]"}.
-    """
+    """Return the names of the PID and user namespaces of a process by kind, as in {"pid": "pid:[4026531836]"}."""
     return {kind: os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("pid", "user")}
 
 
 def enter(state: State, host: str | None = None) -> list[str]:
-    """Return the words to put before a command that shall run in the switch or on a host.
-
-    Args:
-        state: the state of the rehearsal.
-        host: the host's name; None for the switch.
-
-    Returns:
-        The words.
-    """
+    """Return the words to put before a command that shall run on a host, or in the switch if there is no host."""
     here = namespaces("self")
     inside = here["pid"] == state.namespaces["pid"]
     nsenter = tool("nsenter") or "nsenter"

@@ -16,11 +16,7 @@ def tool(name: str) -> str | None:
 
 
 def obstacle() -> str:
-    """Say why no cluster can be rehearsed here.
-
-    Returns:
-        What is needed, in words; empty if nothing is missing.
-    """
+    """Say what is needed to rehearse a cluster here; empty if nothing is missing."""
     missing = [name for name in TOOLS if tool(name) is None]
     if missing:
         packages = " ".join(sorted({TOOLS[name] for name in missing}))
@@ -49,6 +45,6 @@ def _probe() -> str:
 
 def unshare() -> list[str]:
     """Return the words to put before a command to run it as process 1 of new namespaces; it dies when unshare ends."""
-    own = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     flags = ["--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "--kill-child"]
-    return [tool("unshare") or "unshare", *own, *flags]
+    return [tool("unshare") or "unshare", *user, *flags]

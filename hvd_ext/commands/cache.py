@@ -28,12 +28,14 @@ def list_(folders: Folders = None, name: Name = None) -> None:
     table = Table(title_justify="left")
     for column in ("cache", "samples", "filled", "bytes", "changed", "where"):
         table.add_column(column, justify="left" if column in ("cache", "where") else "right", overflow="fold")
-    for one in _found(folders, name):
-        records = one.records()
+    for cache in _caches(folders, name):
+        records = cache.records()
         samples = "-" if records is None else f"{records[1]:,}"
         filled = "damaged" if records is None else f"{records[0] / max(1, records[1]):.1%}"
-        age = _age(time.time() - one.changed())
-        table.add_row(f"{one.name}-{one.digits}", samples, filled, f"{one.nbytes() / 1e6:,.1f} MB", age, str(one.path))
+        age = _age(time.time() - cache.changed())
+        table.add_row(
+            f"{cache.name}-{cache.digits}", samples, filled, f"{cache.nbytes() / 1e6:,.1f} MB", age, str(cache.path)
+        )
     if table.row_count:
         table_console().print(table)
     else:
@@ -47,12 +49,12 @@ def verify(folders: Folders = None, name: Name = None) -> None:
     """Read every sample of caches and compare its checksum; damaged ones are forgotten. Status 1 if there was one."""
     damaged = 0
     try:
-        for one in _found(folders, name):
-            counts = _verified(one)
-            place = "disk" if one.path.is_dir() else "memory"
+        for cache in _caches(folders, name):
+            counts = _verified(cache)
+            place = "disk" if cache.path.is_dir() else "memory"
             damaged += counts[f"{place}_damaged"]
             print(
-                f"{one.path}: {counts[f'{place}_records']:,} samples, {counts[f'{place}_bytes'] / 1e6:,.1f} MB, "
+                f"{cache.path}: {counts[f'{place}_records']:,} samples, {counts[f'{place}_bytes'] / 1e6:,.1f} MB, "
                 f"{counts[f'{place}_damaged']:,} damaged"
             )
     except HvdExtError as error:
@@ -68,38 +70,38 @@ def clear(
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
 ) -> None:
     """Delete caches in folders, and those whose memory has stayed; jobs that run keep what they have open."""
-    found = _found(folders, name)
-    for one in found:
-        print(f"{one.path}: {one.nbytes() / 1e6:,.1f} MB")
-    if not found:
+    caches = _caches(folders, name)
+    for cache in caches:
+        print(f"{cache.path}: {cache.nbytes() / 1e6:,.1f} MB")
+    if not caches:
         print("no caches")
         return
-    if not yes and not typer.confirm(f"delete {len(found)}?"):
+    if not yes and not typer.confirm(f"delete {len(caches)}?"):
         raise typer.Exit(1)
     try:
-        for one in found:
-            one.clear()
+        for cache in caches:
+            cache.clear()
     except OSError as error:
         log.write(log.line(f"{error.filename}: it cannot be deleted: {error.strerror}"))
         raise typer.Exit(1) from error
 
 
-def _found(folders: list[Path] | None, name: str | None) -> list[store.Found]:
-    found = [one for folder in folders or () for one in store.on_disk(folder)]
-    found += store.in_memory()
-    return [one for one in found if name in (None, one.name)]
+def _caches(folders: list[Path] | None, name: str | None) -> list[store.Found]:
+    caches = [cache for folder in folders or () for cache in store.on_disk(folder)]
+    caches += store.in_memory()
+    return [cache for cache in caches if name in (None, cache.name)]
 
 
-def _verified(one: store.Found) -> dict[str, int]:
-    about = native.about(one.index)
-    on_disk = one.path.is_dir()
+def _verified(cache: store.Found) -> dict[str, int]:
+    about = native.about(cache.index)
+    on_disk = cache.path.is_dir()
     opened = store.Store(
-        one.name,
+        cache.name,
         "".join(f"{part:016x}" for part in about.fingerprint),
         about.samples,
         memory_bytes=0 if on_disk else 1,  # a file that is there keeps its size
-        keep=None if on_disk else one.path,
-        folder=one.path if on_disk else None,
+        keep=None if on_disk else cache.path,
+        folder=cache.path if on_disk else None,
     )
     try:
         return opened.verify()

@@ -8,8 +8,7 @@ import typer
 from rich.console import Console
 
 from hvd_ext.cluster.spec import MTU, Spec, counts, describe, parameters, rack_sizes
-from hvd_ext.commands.app import App
-from hvd_ext.errors import HvdExtError
+from hvd_ext.commands.app import App, ended_in_words, say
 
 app = App(no_args_is_help=True)
 
@@ -62,17 +61,14 @@ def run(
 
     console = Console(stderr=True)
     try:
-        ranks = counts("hosts", hosts)
-        sizes = rack_sizes(racks, len(ranks)) if racks is not None else ()
-        spec = Spec(ranks, rate, sizes, rack_rate, burst, mtu, parameters(mca or []))
-        program = launch.resolve(command)
-        with launch.heeding_signals(), Cluster(spec) as running:
-            for line in describe(spec):
-                console.print(f"hvd_ext cluster: {line}", markup=False, highlight=False, soft_wrap=True)
-            status = running.mpirun(program)
-    except HvdExtError as error:
-        console.print(f"hvd_ext cluster: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
+        with ended_in_words("hvd_ext cluster"):
+            ranks = counts("hosts", hosts)
+            sizes = rack_sizes(racks, len(ranks)) if racks is not None else ()
+            spec = Spec(ranks, rate, sizes, rack_rate, burst, mtu, parameters(mca or []))
+            program = launch.resolve(command)
+            with launch.heeding_signals(), Cluster(spec) as running:
+                say(console, [f"hvd_ext cluster: {line}" for line in describe(spec)])
+                status = running.mpirun(program)
     except launch.Stopped as stopped:
         console.print("hvd_ext cluster: stopped; nothing of it was left behind")
         raise typer.Exit(128 + int(stopped.args[0])) from stopped

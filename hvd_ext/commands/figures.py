@@ -36,17 +36,7 @@ def check() -> None:
 
 
 def panels(count: int, columns: int, width: float, height: float, margin: float) -> tuple[Figure, list[Axes]]:
-    """Make a figure.
-
-    Args:
-        count: of its panels.
-        columns: at most so many panels stand beside each other.
-        width: of a panel, in inches.
-        height: of a panel, in inches.
-        margin: beside the panels, for the legend, in inches.
-
-    Returns:
-        The figure and its panels.
+    """Make a figure with at most `columns` panels beside each other; sizes are in inches, the margin is for the legend.
 
     Raises:
         InvalidError: matplotlib is not installed.
@@ -66,7 +56,9 @@ def panels(count: int, columns: int, width: float, height: float, margin: float)
 
 def finish(figure: Figure, left_out: Sequence[str], path: Path) -> None:
     """Give a figure its legend, name what is not drawn although the user has not left it out, and write the file."""
-    named = {text: one for axis in figure.axes for one, text in zip(*axis.get_legend_handles_labels(), strict=True)}
+    named = {
+        text: handle for axis in figure.axes for handle, text in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
     if named:
         figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False)
     if left_out:

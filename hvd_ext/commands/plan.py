@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -15,8 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hvd_ext.cluster.spec import rate_bits, rate_text
-from hvd_ext.commands.app import App, table_console
-from hvd_ext.errors import HvdExtError
+from hvd_ext.commands.app import App, Hosts, TopologyFile, ended_in_words, say, table_console, writing
 from hvd_ext.planning import explain as explaining, explain_sparse, planner
 from hvd_ext.planning.cost.sparse import ENTRY_NBYTES
 from hvd_ext.planning.model import LogicalPlan
@@ -35,17 +35,14 @@ def size_of(text: str) -> int:
     Args:
         text: "1000000", "64k" (1,000 bytes), "8MiB" (1,048,576 bytes), "1.5G".
 
-    Returns:
-        Bytes.
-
     Raises:
         typer.BadParameter: the text is not a number of bytes.
     """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None or (found[3] and not found[2]):
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or (match[3] and not match[2]):
         raise typer.BadParameter(f"{text!r} is not a number of bytes; write 1000000, 64k, 8MiB or 1.5G")
-    base = 1024 if found[3] else 1000
-    size = Fraction(found[1]) * base ** " kmg".index(found[2].lower() or " ")
+    base = 1024 if match[3] else 1000
+    size = Fraction(match[1]) * base ** " kmg".index(match[2].lower() or " ")
     if size.denominator != 1:
         raise typer.BadParameter(f"{text!r} is not a whole number of bytes")
     return int(size)
@@ -62,23 +59,13 @@ def _assumed(link: Link) -> str:
 def cluster_of(topology: Path | None, hosts: str | None, rate: str | None = None, preset: str | None = None) -> Tree:
     """Return the cluster that the options describe.
 
-    Args:
-        topology: a YAML file.
-        hosts: the number of ranks on each host, "4,4,3".
-        rate: the rate of each link between hosts, in the notation of `cluster.spec.rate_bits`; None for the assumed
-            rate.
-        preset: the name of a paper's cluster.
-
-    Returns:
-        The tree.
-
     Raises:
         typer.BadParameter: not exactly one of topology, hosts and preset was given, a rate was given without hosts, or
             hosts is not a list of numbers.
         TopologyError: the file is wrong, or there is no such preset.
         InvalidError: the text of the rate is not a rate.
     """
-    if sum(given is not None for given in (topology, hosts, preset)) != 1:
+    if sum(option is not None for option in (topology, hosts, preset)) != 1:
         raise typer.BadParameter(
             "name the cluster with one of --topology FILE, --hosts, as in --hosts 4,4,3, and --preset NAME"
         )
@@ -102,25 +89,15 @@ def cluster_of(topology: Path | None, hosts: str | None, rate: str | None = None
 def links_line(
     links: Sequence[explaining.LinkKind], topology: Path | None, rate: str | None, preset: str | None = None
 ) -> str:
-    """Describe the links that the prices assume, and where their rates come from.
-
-    Args:
-        links: the links of the cluster.
-        topology: the file that states the links, or None.
-        rate: the value of --rate, or None.
-        preset: the name of the paper's cluster, or None.
-
-    Returns:
-        A line.
-    """
+    """Describe the links that the prices assume, and where their rates come from."""
     if not links:
         return "links: none, there is one rank"
-    listed = ", ".join(f"{one.kind} {_words(_rates(one), _alphas(one))}" for one in links)
+    listed = ", ".join(f"{kind.kind} {_words(_rates(kind), _alphas(kind))}" for kind in links)
     if topology is not None:
         return f"links: {listed}; from {topology}"
     if preset is not None:
         return f"links: {listed}; from {presets.PRESETS[preset].source}"
-    if not any(one.kind == "between hosts" for one in links):
+    if not any(kind.kind == "between hosts" for kind in links):
         nothing = "" if rate is None else "; --rate changes nothing, because no link is between hosts"
         return f"links: {listed}; assumed; a --topology file gives the real ones{nothing}"
     if rate is None:
@@ -154,12 +131,8 @@ def _size_line(nbytes: int, chosen_for_nbytes: int) -> list[str]:
     states the rate between hosts; a file of --topology states all."""
 )
 def plan(
-    topology: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="the cluster with its links, a YAML file (docs/topology.md)")
-    ] = None,
-    hosts: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="the cluster as ranks per host, such as 4,4,3")
-    ] = None,
+    topology: TopologyFile = None,
+    hosts: Hosts = None,
     rate: Annotated[
         str | None,
         typer.Option(
@@ -198,7 +171,7 @@ def plan(
 ) -> None:
     """Price every algorithm on a cluster, say which is chosen and why, and draw its plan."""
     console = table_console()
-    try:
+    with ended_in_words("hvd_ext plan"):
         tree, size = cluster_of(topology, hosts, rate, preset), size_of(nbytes)
         if density is None:
             explanation = explaining.explain(tree, size)
@@ -209,22 +182,16 @@ def plan(
             name = "hitopk" if algorithm == "auto" else algorithm
             sparse, chosen = explain_sparse.explain(tree, size, density, name, entry_nbytes, height or None)
             drawn = chosen.plan
-            _write(json_file, explain_sparse.as_json(sparse))
+            _write(json_file, dataclasses.asdict(sparse))
             _show_sparse(console, sparse, explaining.kinds(tree), links_line(sparse.links, topology, rate, preset))
-    except HvdExtError as error:
-        Console(stderr=True).print(f"hvd_ext plan: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
     if draw:
         _draw(console, drawn)
 
 
 def _write(json_file: Path | None, figures: dict[str, object]) -> None:
-    if json_file is None:
-        return
-    try:
-        json_file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise HvdExtError(f"--json {json_file}: it cannot be written: {error.strerror or error}") from error
+    if json_file is not None:
+        with writing(f"--json {json_file}"):
+            json_file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def _show(console: Console, explanation: explaining.Explanation, kinds: tuple[str, ...], links: str) -> None:
@@ -235,7 +202,7 @@ def _show(console: Console, explanation: explaining.Explanation, kinds: tuple[st
     lines.append(f"price: {explanation.pricing}; MB: over the busiest port of that kind of link, one way")
     bound_ms = explanation.bound_s * 1e3
     lines.append(f"bound: no allreduce of whole buffers can take less than {bound_ms:.4g} ms on these links")
-    _say(console, lines)
+    say(console, lines)
 
 
 def _show_sparse(
@@ -246,7 +213,7 @@ def _show_sparse(
         f"{explanation.entry_nbytes:g} bytes an entry"
     )
     console.print(table_of(explanation.entries, explanation.algorithm, kinds, title))
-    _say(console, [f"{entry.name}: {entry.note}" for entry in explanation.entries if entry.note])
+    say(console, [f"{entry.name}: {entry.note}" for entry in explanation.entries if entry.note])
     table = Table(title=f"where the time of {explanation.algorithm} goes", title_justify="left")
     table.add_column("step", no_wrap=True)
     table.add_column("ms", justify="right", no_wrap=True)
@@ -265,16 +232,11 @@ def _show_sparse(
     ]
     if len(kinds) > 1:
         lines.append(f"hitopk: each host sends (m - 1) K entries, {explanation.host_nbytes:,} bytes, to the others")
-    _say(console, lines)
+    say(console, lines)
 
 
 def _from(density: float) -> str:
     return "at every density" if density <= LEAST_DENSITY else f"from density {density:.3g} on"
-
-
-def _say(console: Console, lines: list[str]) -> None:
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _draw(console: Console, drawn: LogicalPlan) -> None:
@@ -283,21 +245,11 @@ def _draw(console: Console, drawn: LogicalPlan) -> None:
             f"not drawn: a plan of {drawn.size} ranks is too large; up to {explaining.MOST_DRAWN} fit a screen"
         )
     else:
-        _say(console, ["\n" + explaining.draw(drawn)])
+        say(console, ["\n" + explaining.draw(drawn)])
 
 
 def table_of(entries: tuple[explaining.Entry, ...], winner: str, kinds: tuple[str, ...], title: str) -> Table:
-    """Make the table of algorithms.
-
-    Args:
-        entries: the algorithms with their prices on a cluster.
-        winner: the chosen algorithm, whose line is bold.
-        kinds: the kinds of the cluster's links, from the root down.
-        title: the title of the table.
-
-    Returns:
-        A table with one row for each algorithm.
-    """
+    """Make the table of algorithms, the winner in bold; `kinds` are those of the links, from the root down."""
     table = Table(title=title, title_justify="left")
     table.add_column("algorithm", no_wrap=True)
     table.add_column("price, ms", justify="right", no_wrap=True)

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from hvd_ext import options
 from hvd_ext.commands import figures
-from hvd_ext.commands.app import App, table_console
+from hvd_ext.commands.app import App, figures_table, say, table_console, writing
 from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.job import consensus, log, network, process, runtime
 from hvd_ext.topology import write
@@ -35,14 +35,7 @@ app = App()
 
 @dataclasses.dataclass(frozen=True)
 class Allreduce:
-    """An allreduce of one size.
-
-    Args:
-        nbytes: the size.
-        algorithm: what the planner has chosen for it.
-        price_s: the planner's price, seconds.
-        seconds: the measured time.
-    """
+    """An allreduce of one size."""
 
     nbytes: int
     algorithm: str
@@ -84,14 +77,14 @@ def probe(
             raise HvdExtError("probe: the links could not be measured; the warning says why")
         times = _allreduces(job)
         if job.engine.rank == 0:
-            _tell(job, times, output, plot)
+            _report(job, times, output, plot)
         process.shutdown()
     except HvdExtError as error:
         log.write(log.line(str(error)))
         raise typer.Exit(1) from error
 
 
-def _tell(job: Runtime, times: Sequence[Allreduce], output: Path | None, plot: Path | None) -> None:
+def _report(job: Runtime, times: Sequence[Allreduce], output: Path | None, plot: Path | None) -> None:
     assert job.network is not None
     console = table_console()
     console.print(table_of(job))
@@ -101,18 +94,12 @@ def _tell(job: Runtime, times: Sequence[Allreduce], output: Path | None, plot: P
     if output is None:
         print(text, end="")
     else:
-        _write(output, text.encode())
-        console.print(f"{output}: the topology file", markup=False, highlight=False, soft_wrap=True)
+        with writing(str(output)):
+            output.write_text(text, encoding="utf-8")
+        say(console, [f"{output}: the topology file"])
     if plot is not None:
         draw(plot, times, job.network.curves, job.tree.describe())
-        console.print(f"{plot}: times over the size", markup=False, highlight=False, soft_wrap=True)
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise InvalidError(f"{path}: it cannot be written: {error.strerror or error}") from error
+        say(console, [f"{plot}: times over the size"])
 
 
 def _allreduces(job: Runtime) -> list[Allreduce]:
@@ -122,9 +109,9 @@ def _allreduces(job: Runtime) -> list[Allreduce]:
     from hvd_ext.planning.layout import layout
     from hvd_ext.planning.tensors import Tensor
 
-    found: list[Allreduce] = []
+    measured: list[Allreduce] = []
     nbytes = SMALLEST_NBYTES
-    while nbytes <= LARGEST_NBYTES and (not found or 4 * found[-1].seconds <= LONGEST_S):
+    while nbytes <= LARGEST_NBYTES and (not measured or 4 * measured[-1].seconds <= LONGEST_S):
         laid_out = layout(job.tree, [Tensor("buffer", (nbytes // 4,), "float32")], Sum)
         (bucket,) = laid_out.buckets
         channel = job.open("probe", laid_out)
@@ -140,25 +127,17 @@ def _allreduces(job: Runtime) -> list[Allreduce]:
         seen = consensus.exchange(job.engine, "probe", functools.partial(list, samples[1:]))
         seconds = typical([max(values) for values in zip(*seen, strict=True)])
         name = bucket.plan.algorithm
-        found.append(Allreduce(nbytes, name, planner.price(job.tree, name, nbytes).seconds, seconds))
+        measured.append(Allreduce(nbytes, name, planner.price(job.tree, name, nbytes).seconds, seconds))
         nbytes *= 4
-    return found
+    return measured
 
 
 def table_of(job: Runtime) -> Table:
-    """Make the table of what was measured.
-
-    Args:
-        job: a job whose links were measured.
-
-    Returns:
-        A table with a row for each link and each cost.
-    """
+    """Make the table of what was measured."""
     assert job.network is not None
     tree, one_host = job.tree, len(job.tree.hosts()) == 1
-    table = Table(title=f"{tree.describe()}, measured in {job.network.seconds:.2g} s", title_justify="left")
-    for name in ("what", "rate", "time"):
-        table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
+    title = f"{tree.describe()}, measured in {job.network.seconds:.2g} s"
+    table = figures_table(title, ("what", "rate", "time"), ("what",))
 
     def add(name: str, beta_s_per_byte: float, seconds: float | None, of: str = "") -> None:
         rate = network.rate(dataclasses.replace(tree.root.link, beta_s_per_byte=beta_s_per_byte))
@@ -180,47 +159,31 @@ def table_of(job: Runtime) -> Table:
 
 
 def allreduce_table(times: Sequence[Allreduce]) -> Table:
-    """Make the table of whole allreduces.
-
-    Args:
-        times: by size.
-
-    Returns:
-        A table with a row for each size.
-    """
-    fitted = line([(one.nbytes, one.seconds) for one in times])
+    """Make the table of whole allreduces."""
+    fitted = line([(call.nbytes, call.seconds) for call in times])
     title = f"allreduce: {fitted.alpha_s * 1e3:.3g} ms + {fitted.beta_s_per_byte * 1e9:.4g} ns a byte"
-    table = Table(title=title, title_justify="left")
-    for name in ("bytes", "algorithm", "price, ms", "measured, ms", "price / measured"):
-        table.add_column(name, justify="left" if name == "algorithm" else "right", no_wrap=True)
-    for one in times:
-        row = [f"{one.nbytes:,}", one.algorithm, f"{one.price_s * 1e3:.4g}", f"{one.seconds * 1e3:.4g}"]
-        table.add_row(*row, f"{one.price_s / one.seconds:.2f}")
+    headings = ("bytes", "algorithm", "price, ms", "measured, ms", "price / measured")
+    table = figures_table(title, headings, ("algorithm",))
+    for call in times:
+        row = [f"{call.nbytes:,}", call.algorithm, f"{call.price_s * 1e3:.4g}", f"{call.seconds * 1e3:.4g}"]
+        table.add_row(*row, f"{call.price_s / call.seconds:.2f}")
     return table
 
 
 def draw(path: Path, times: Sequence[Allreduce], curves: Sequence[Curve], cluster: str) -> None:
     """Plot times over the size with their lines, as Fig. 5 (b) of MG-WFBP (arXiv 1912.09268) does.
 
-    Args:
-        path: the PNG file.
-        times: of whole allreduces.
-        curves: of the links.
-        cluster: the cluster in words.
-
     Raises:
         InvalidError: matplotlib is missing, or the file cannot be written.
     """
-    points = tuple((float(one.nbytes), one.seconds) for one in times)
+    points = tuple((float(call.nbytes), call.seconds) for call in times)
     shown = [Curve("allreduce", points, line(points)), *curves]
     figure, axes = figures.panels(len(shown), 3, 4.6, 3.6, 1.6)
     figure.suptitle(cluster, fontsize=10)
     for axis, curve in zip(axes, shown, strict=True):
         _draw_panel(axis, curve, times if curve.name == "allreduce" else ())
-    try:
+    with writing(str(path)):
         figures.finish(figure, [], path)
-    except OSError as error:
-        raise InvalidError(f"{path}: it cannot be written: {error.strerror or error}") from error
 
 
 def _draw_panel(axes: Axes, curve: Curve, priced: Sequence[Allreduce]) -> None:
@@ -230,8 +193,8 @@ def _draw_panel(axes: Axes, curve: Curve, priced: Sequence[Allreduce]) -> None:
     along_s = curve.link.alpha_s + ways * curve.link.beta_s_per_byte
     axes.loglog(ways, along_s * 1e3, color="#D55E00", label="the line of the title")
     if priced:
-        prices = [one.price_s * 1e3 for one in priced]
-        axes.loglog([one.nbytes for one in priced], prices, "x", color="#009E73", label="the planner's price")
+        prices = [call.price_s * 1e3 for call in priced]
+        axes.loglog([call.nbytes for call in priced], prices, "x", color="#009E73", label="the planner's price")
     fitted = f"{curve.link.alpha_s * 1e6:.3g} us + {curve.link.beta_s_per_byte * 1e9:.4g} ns a byte"
     axes.set_title(f"{curve.name}: {fitted}", fontsize=9)
     axes.set_xlabel("bytes")

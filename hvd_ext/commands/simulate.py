@@ -8,13 +8,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from hvd_ext.commands import simulate_rounds
-from hvd_ext.commands.app import App, table_console
+from hvd_ext.commands.app import (
+    App,
+    Hosts,
+    TopologyFile,
+    ended_in_words,
+    figures_table,
+    say,
+    table_console,
+    writing,
+)
 from hvd_ext.commands.plan import cluster_of, links_line, size_of
-from hvd_ext.errors import HvdExtError, InvalidError
+from hvd_ext.errors import InvalidError
 from hvd_ext.planning import explain as explaining, models, scaling, step_times, what_if
 from hvd_ext.planning.cost import lane
 from hvd_ext.planning.scaling import Row
@@ -37,12 +45,8 @@ TIE = 1.001  # steps within this factor are called equal
     (--model {", ".join(models.MODELS)})."""
 )
 def simulate(
-    topology: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="the cluster with its links, a YAML file (docs/topology.md)")
-    ] = None,
-    hosts: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="the cluster as ranks per host, such as 4,4,3")
-    ] = None,
+    topology: TopologyFile = None,
+    hosts: Hosts = None,
     rate: Annotated[
         str | None, typer.Option(metavar="RATE", help="with --hosts: of each host's link to the others, such as 10gbit")
     ] = None,
@@ -110,10 +114,11 @@ def simulate(
 ) -> None:
     """Predict the iteration time of a model on a cluster of any size, for several ways to divide it into buckets."""
     console = table_console()
-    try:
+    with ended_in_words("hvd_ext simulate"):
         times = _times(trace, model, compute)
         if write_model is not None:
-            _written(write_model, times)
+            with writing(f"--write-model {write_model}"):
+                step_times.write(times, write_model)
         names = _names(bucketers, "--bucketers")
         modes = [] if sync is None else _names(sync, "--sync")
         if (sync is None) != (skew is None):
@@ -125,11 +130,11 @@ def simulate(
         counts = [] if ranks is None else _counts(ranks)
         if allreduce_cost is None:
             tree = cluster_of(topology, hosts, rate, preset)
-            asked = _names(algorithms, "--algorithms")
-            rows = scaling.rows(tree, times, names, asked, counts, nbytes)
+            schedules = _names(algorithms, "--algorithms")
+            rows = scaling.rows(tree, times, names, schedules, counts, nbytes)
             title = f"a step of {trace or model} by the cost model, {_cluster_words(tree, counts)}"
             sources.append(links_line(explaining.links(tree), topology, rate, preset))
-            found = what_if.on_a_cluster(tree, times, names, asked[0], density) if changes else []
+            priced = what_if.on_a_cluster(tree, times, names, schedules[0], density) if changes else []
         else:
             if topology is not None or hosts is not None or preset is not None:
                 raise InvalidError(f"--allreduce-cost {allreduce_cost}: it replaces the cluster; leave one of them out")
@@ -141,39 +146,30 @@ def simulate(
             price = _line(allreduce_cost)
             rows = [scaling.on_line(price, times, name, count, nbytes) for count in counts or [1] for name in names]
             title = f"a step of {trace or model} with an allreduce of {allreduce_cost} x bytes seconds"
-            found = what_if.on_a_line(price, times, names, max(counts or [1])) if changes else []
-        made = [] if skew is None else simulate_rounds.found(rows, modes, skew, staleness)
-        written = [*(row.as_json() for row in rows), *(change.as_json() for change in found)]
-        _write(json_file, [*written, *map(simulate_rounds.as_json, made)])
+            priced = what_if.on_a_line(price, times, names, max(counts or [1])) if changes else []
+        played = [] if skew is None else simulate_rounds.gains_of(rows, modes, skew, staleness)
+        written = [*(row.as_json() for row in rows), *(change.as_json() for change in priced)]
+        if json_file is not None:
+            with writing(f"--json {json_file}"):
+                lines = [json.dumps(row) + "\n" for row in (*written, *map(simulate_rounds.as_json, played))]
+                json_file.write_text("".join(lines), encoding="utf-8")
         console.print(table_of(rows, title))
-        _say(console, [*remarks(rows), *sources])
+        say(console, [*remarks(rows), *sources])
         if skew is not None:
-            console.print(simulate_rounds.table_of(made, skew))
-        if found:
-            console.print(what_if_table(found))
-            _say(console, verdict(found))
+            console.print(simulate_rounds.table_of(played, skew))
+        if priced:
+            console.print(what_if_table(priced))
+            say(console, verdict(priced))
         if plots is not None:
             from hvd_ext.commands import simulate_plots
 
-            _say(console, [f"drawn: {path}" for path in simulate_plots.draw(rows, plots)])
-    except HvdExtError as error:
-        Console(stderr=True).print(f"hvd_ext simulate: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
+            say(console, [f"drawn: {path}" for path in simulate_plots.draw(rows, plots)])
 
 
 def table_of(rows: Sequence[Row], title: str) -> Table:
-    """Make the table of the rows; the shortest step of each number of ranks is bold.
-
-    Args:
-        rows: the rows of a simulation.
-        title: the title of the table.
-    """
-    table = Table(title=title, title_justify="left")
-    table.add_column("ranks", justify="right", no_wrap=True)
-    for name in ("bucketer", "algorithm"):
-        table.add_column(name, no_wrap=True)
-    for name in ("buckets", "step, ms", "exposed, ms", "speed-up", "efficiency"):
-        table.add_column(name, justify="right", no_wrap=True)
+    """Make the table of the rows; the shortest step of each number of ranks is bold."""
+    headings = ("ranks", "bucketer", "algorithm", "buckets", "step, ms", "exposed, ms", "speed-up", "efficiency")
+    table = figures_table(title, headings, ("bucketer", "algorithm"))
     for at in dict.fromkeys(row.ranks for row in rows):
         mine = [row for row in rows if row.ranks == at]
         winner = scaling.best(mine)
@@ -186,14 +182,7 @@ def table_of(rows: Sequence[Row], title: str) -> Table:
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """Say how long a step computes, and which bucketer is best where.
-
-    Args:
-        rows: the rows of a simulation, at least one.
-
-    Returns:
-        Lines of text.
-    """
+    """Say how long a step computes, and which bucketer is best where."""
     row = rows[0]
     update = "" if row.times.update_s is None else f", and {row.times.update_s * 1e3:.4g} ms for the update"
     lines = [
@@ -203,7 +192,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     ]
     for at in dict.fromkeys(row.ranks for row in rows):
         mine = [row for row in rows if row.ranks == at]
-        fast, last = scaling.best(mine), max(mine, key=lambda one: one.iteration_s)
+        fast, last = scaling.best(mine), max(mine, key=lambda other: other.iteration_s)
         equal = [row for row in mine if row.iteration_s <= fast.iteration_s * TIE]
         ranks = "1 rank" if at == 1 else f"{at} ranks"
         if last in equal:
@@ -216,17 +205,10 @@ def remarks(rows: Sequence[Row]) -> list[str]:
 
 
 def what_if_table(changes: Sequence[what_if.Change]) -> Table:
-    """Make the table of changes.
-
-    Args:
-        changes: from what_if.
-    """
+    """Make the table of changes."""
     best = what_if.winner(changes)
-    table = Table(title="what if", title_justify="left")
-    for name in ("change", "best bucketer", "algorithm"):
-        table.add_column(name, no_wrap=True)
-    for name in ("step, ms", "samples/s"):
-        table.add_column(name, justify="right", no_wrap=True)
+    words = ("change", "best bucketer", "algorithm")
+    table = figures_table("what if", (*words, "step, ms", "samples/s"), words)
     for change in changes:
         if change.row is None:
             table.add_row(change.name, "-", "-", "-", "-")
@@ -237,14 +219,7 @@ def what_if_table(changes: Sequence[what_if.Change]) -> Table:
 
 
 def verdict(changes: Sequence[what_if.Change]) -> list[str]:
-    """Say which changes have no price and why, and name the best change and what it brings.
-
-    Args:
-        changes: from what_if; the first is the job as it is.
-
-    Returns:
-        Lines of text.
-    """
+    """Say which changes have no price and why, and name the best change and what it brings."""
     lines = [f"{change.name}: not priced: {change.why_not}" for change in changes if change.row is None]
     best, now = what_if.winner(changes), changes[0]
     saved_ms = (now.iteration_s - best.iteration_s) * 1e3
@@ -266,7 +241,7 @@ def _algorithm_words(row: Row) -> str:
 
 def _called(row: Row, rows: Sequence[Row]) -> str:
     """The bucketer, with the algorithm if the rows have several."""
-    return row.bucketer if len({one.algorithm for one in rows}) == 1 else f"{row.bucketer} with {row.algorithm}"
+    return row.bucketer if len({other.algorithm for other in rows}) == 1 else f"{row.bucketer} with {row.algorithm}"
 
 
 def _cluster_words(tree: Tree, counts: Sequence[int]) -> str:
@@ -316,27 +291,6 @@ def _line(text: str) -> lane.Table:
             f"--allreduce-cost {text!r}: must be the seconds of a start and those of a byte, as in 5.7e-3,4.4e-9"
         )
     return lane.line(a_s, b_s_per_byte)
-
-
-def _written(path: Path, times: StepTimes) -> None:
-    try:
-        step_times.write(times, path)
-    except OSError as error:
-        raise InvalidError(f"--write-model {path}: it cannot be written: {error.strerror or error}") from error
-
-
-def _write(path: Path | None, rows: Sequence[dict[str, object]]) -> None:
-    if path is None:
-        return
-    try:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    except OSError as error:
-        raise InvalidError(f"--json {path}: it cannot be written: {error.strerror or error}") from error
-
-
-def _say(console: Console, lines: Sequence[str]) -> None:
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hvd_ext.commands.app import writing
 from hvd_ext.commands.figures import BUCKETERS, finish, panels
-from hvd_ext.errors import InvalidError
 from hvd_ext.planning.scaling import Row
 
 if TYPE_CHECKING:
@@ -22,32 +22,21 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     """Draw the three plots.
 
     Args:
-        rows: the rows of a simulation, at least one.
         folder: where the files of FILES are written; it is made.
-
-    Returns:
-        The files.
 
     Raises:
         InvalidError: matplotlib is not installed, or a file cannot be written.
     """
     paths = [folder / name for name in FILES]
-    try:
+    with writing(f"--plots {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         for drawn, path in zip((bars, speedup, step), paths, strict=True):
             drawn(rows, path)
-    except OSError as error:
-        raise InvalidError(f"--plots {folder}: it cannot be written: {error.strerror or error}") from error
     return paths
 
 
 def bars(rows: Sequence[Row], path: Path) -> None:
-    """Draw computation and exposed communication, stacked, for each number of ranks (MG-WFBP's Fig. 8).
-
-    Args:
-        rows: the rows of a simulation.
-        path: the file.
-    """
+    """Draw computation and exposed communication, stacked, for each number of ranks (MG-WFBP's Fig. 8)."""
     algorithms, names = _names(rows)
     ranks = sorted({row.ranks for row in rows})
     figure, axes = panels(len(algorithms), 2, 5.0, 3.6, 1.6)
@@ -61,18 +50,13 @@ def bars(rows: Sequence[Row], path: Path) -> None:
             axis.bar(x, computed, width, color=_FORWARD, label="computation", **look)
             exposed = [row.exposed_s for row in mine.values()]
             axis.bar(x, exposed, width, bottom=computed, color=_style(name)[0], label=f"{name}, exposed", **look)
-        axis.set_xticks(range(len(ranks)), [str(one) for one in ranks])
+        axis.set_xticks(range(len(ranks)), [str(count) for count in ranks])
         _labelled(axis, algorithm, "ranks", "seconds of a step")
     finish(figure, [], path)
 
 
 def speedup(rows: Sequence[Row], path: Path) -> None:
-    """Draw the speed-up over the ranks (MG-WFBP's Fig. 9).
-
-    Args:
-        rows: the rows of a simulation.
-        path: the file.
-    """
+    """Draw the speed-up over the ranks (MG-WFBP's Fig. 9)."""
     algorithms, names = _names(rows)
     figure, axes = panels(len(algorithms), 2, 5.0, 3.6, 1.6)
     for axis, algorithm in zip(axes, algorithms, strict=True):
@@ -84,20 +68,15 @@ def speedup(rows: Sequence[Row], path: Path) -> None:
             colour, mark = _style(name)
             axis.plot(*zip(*points, strict=True), color=colour, marker=mark, markersize=5, label=name)
         axis.set(xscale="log", yscale="log", ylim=(0.8 * min(row.speedup for row in rows), 1.2 * ranks[-1]))
-        axis.set_xticks(ranks, [str(one) for one in ranks])
-        axis.set_yticks(ranks, [str(one) for one in ranks])
+        axis.set_xticks(ranks, [str(count) for count in ranks])
+        axis.set_yticks(ranks, [str(count) for count in ranks])
         axis.minorticks_off()
         _labelled(axis, algorithm, "ranks", "speed-up")
     finish(figure, [], path)
 
 
 def step(rows: Sequence[Row], path: Path) -> None:
-    """Draw one step on the most ranks with the first algorithm: the computation, and each bucket's way (Fig. 2 and 4).
-
-    Args:
-        rows: the rows of a simulation.
-        path: the file.
-    """
+    """Draw one step on the most ranks with the first algorithm: computation and buckets (MG-WFBP's Fig. 2 and 4)."""
     most = max(row.ranks for row in rows)
     shown = [row for row in rows if row.ranks == most and row.algorithm == rows[0].algorithm]
     figure, axes = panels(len(shown), 1, 7.5, 1.4, 1.8)

@@ -6,22 +6,17 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from hvd_ext.commands.app import figures_table
 from hvd_ext.planning import scaling
 from hvd_ext.planning.scaling import Row
 from hvd_ext.simulation.skew import Gain, Skew, gains
 
 
-def found(rows: Sequence[Row], modes: Sequence[str], skew: str, staleness: int) -> list[Gain]:
+def gains_of(rows: Sequence[Row], modes: Sequence[str], skew: str, staleness: int) -> list[Gain]:
     """Play the rounds of each number of ranks.
 
     Full steps have the buckets that are best, which hide behind back-propagation. Rounds that do not wait begin after
     it, and have the whole gradient in one bucket.
-
-    Args:
-        rows: the steps without skew, with those of one bucket among them.
-        modes: as for `hvd_ext.simulation.skew.rules_of`.
-        skew: as for `Skew.read`.
-        staleness: the bound.
 
     Raises:
         InvalidError: a mode, or the skew, is none.
@@ -37,11 +32,8 @@ def found(rows: Sequence[Row], modes: Sequence[str], skew: str, staleness: int) 
 
 def table_of(made: Sequence[Gain], skew: str) -> Table:
     """Make the table; the shortest step of each number of ranks is bold."""
-    table = Table(title=f"steps that do not wait for all ranks, {skew}", title_justify="left")
-    table.add_column("ranks", justify="right", no_wrap=True)
-    table.add_column("sync", no_wrap=True)
-    for name in ("step, ms", "x full", "waited, ms", "on time", "late by 0, 1, ... rounds, %"):
-        table.add_column(name, justify="right", no_wrap=True)
+    headings = ("ranks", "sync", "step, ms", "x full", "waited, ms", "on time", "late by 0, 1, ... rounds, %")
+    table = figures_table(f"steps that do not wait for all ranks, {skew}", headings, ("sync",))
     for ranks in dict.fromkeys(gain.ranks for gain in made):
         mine = [gain for gain in made if gain.ranks == ranks]
         fastest = min(mine, key=lambda gain: gain.step_s)

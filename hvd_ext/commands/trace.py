@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hvd_ext.commands.app import App
-from hvd_ext.errors import InvalidError
+from hvd_ext.commands.app import App, ended_in_words, figures_table, say, writing
 from hvd_ext.job.recording import write
 from hvd_ext.planning import step_times as planning_times
 from hvd_ext.trace import merge, rounds, step_times, summary
@@ -42,59 +41,34 @@ def trace(
     """Merge the traces of all ranks for https://ui.perfetto.dev, and say how much communication was exposed."""
     console = Console()
     path = output or folder / "trace.json"
-    try:
+    with ended_in_words("hvd_ext trace"):
         merged = merge.read(folder)
-        try:
+        with writing(f"--output {path}"):
             write(path, merged.document())
-        except OSError as error:
-            raise InvalidError(f"--output {path}: it cannot be written: {error.strerror or error}") from error
         if model is not None:
             times = step_times.of_trace(merged.ranks)
-            try:
+            with writing(f"--model {model}"):
                 planning_times.write(times, model)
-            except OSError as error:
-                raise InvalidError(f"--model {model}: it cannot be written: {error.strerror or error}") from error
-    except InvalidError as error:
-        Console(stderr=True).print(f"hvd_ext trace: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
-    for problem in merged.problems:
-        Console(stderr=True).print(f"hvd_ext trace: {problem}", markup=False, highlight=False, soft_wrap=True)
+    say(Console(stderr=True), [f"hvd_ext trace: {problem}" for problem in merged.problems])
     if model is not None:
-        console.print(f"{model}: {len(times.tensors)} gradients", markup=False, highlight=False, soft_wrap=True)
+        say(console, [f"{model}: {len(times.tensors)} gradients"])
     steps = summary.steps_of(merged.events)
     if summarize and steps:
         console.print(table_of(steps, len(merged.ranks), shown))
-        for line in remarks(steps, merged.uncertainty_us):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, remarks(steps, merged.uncertainty_us))
     elif summarize:
         console.print("the trace has no complete step of a channel: was it recorded during training?")
     if summarize:
         for name, partial in rounds.of_trace(merged.events).items():
             console.print(partial.table(name))
-    console.print(
-        f"{path}: {len(merged.events)} events of {len(merged.ranks)} ranks, for https://ui.perfetto.dev",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(console, [f"{path}: {len(merged.events)} events of {len(merged.ranks)} ranks, for https://ui.perfetto.dev"])
 
 
 def table_of(steps: Sequence[summary.Step], ranks: int, shown: int) -> Table:
-    """Make the table of steps.
-
-    Args:
-        steps: all steps of the trace, at least one.
-        ranks: the number of ranks in the trace.
-        shown: how many of the last steps get a row.
-
-    Returns:
-        A table with a row for each of these steps, then the median and the 90th percentile over all steps.
-    """
+    """Make the table of steps: the last `shown` ones, then the median and the 90th percentile over all."""
     title = f"{len(steps)} steps of {ranks} rank{'s' * (ranks != 1)}; times in ms"
-    table = Table(title=title, title_justify="left")
-    table.add_column("step", no_wrap=True)
-    for name in ("communication", "exposed", "hidden", "slowest bucket", "last rank"):
-        table.add_column(name, justify="right", no_wrap=True)
+    headings = ("step", "communication", "exposed", "hidden", "slowest bucket", "last rank")
+    table = figures_table(title, headings, ("step",))
     for step in steps[len(steps) - min(shown, len(steps)) :]:
         table.add_row(
             f"{step.channel} {step.step}",
@@ -120,21 +94,10 @@ def table_of(steps: Sequence[summary.Step], ranks: int, shown: int) -> Table:
 
 
 def remarks(steps: Sequence[summary.Step], uncertainty_us: float) -> list[str]:
-    """Say which ranks came last, and how exactly the clocks agree.
-
-    Args:
-        steps: all steps of the trace.
-        uncertainty_us: the uncertainty of the difference between two ranks' clocks.
-
-    Returns:
-        Lines of text.
-    """
-    lines = []
+    """Say which ranks came last, and how exactly the clocks agree; nothing for a trace of one rank."""
     last = summary.stragglers(steps)
-    if last:
-        ranks = ", ".join(f"rank {rank} in {count}" for rank, count in last[:5])
-        lines.append(f"came last: {ranks} of {len(steps)} steps; clocks agree to {_ms(uncertainty_us)} ms")
-    return lines
+    ranks = ", ".join(f"rank {rank} in {count}" for rank, count in last[:5])
+    return [f"came last: {ranks} of {len(steps)} steps; clocks agree to {_ms(uncertainty_us)} ms"] if last else []
 
 
 def _ms(us: float) -> str:

@@ -28,14 +28,7 @@ class State(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What a check has found.
-
-    Attributes:
-        part: the part that was examined.
-        state: whether the part works.
-        seen: what the check saw.
-        mend: the command that repairs the part, or empty.
-    """
+    """What a check has found, with the command that repairs the part; it is empty if there is none."""
 
     part: str
     state: State
@@ -97,9 +90,9 @@ def _which(name: str) -> str:
 def flavour(text: str) -> str:
     """Shorten an MPI's version text to its name and version, as in "Open MPI 4.1.8"; empty if unknown."""
     for name, pattern in (("Open MPI", r"Open MPI\)? v?([\d.]+)"), ("MPICH", r"(?:MPICH|HYDRA)\D*([\d.]+\d)")):
-        found = re.search(pattern, text)
-        if found:
-            return f"{name} {found[1]}"
+        match = re.search(pattern, text)
+        if match:
+            return f"{name} {match[1]}"
     return ""
 
 

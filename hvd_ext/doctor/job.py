@@ -56,21 +56,13 @@ def under_launcher(environ: Mapping[str, str]) -> bool:
 
 
 def examine(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Report:
-    """Examine this rank, meet the other ranks, and judge the job; all ranks of the job call this function.
-
-    Args:
-        environ: the environment.
-        limit_s: the time limit in seconds for the other ranks to come.
-
-    Returns:
-        What this rank has to report.
-    """
-    known = job_facts.of_launcher(environ)
-    speaks = known.rank in (0, None) and known.place in (0, None)
-    facts: Facts = known
+    """Examine this rank, meet the other ranks within the time limit, and judge the job; all ranks call this."""
+    launched = job_facts.of_launcher(environ)
+    speaks = launched.rank in (0, None) and launched.place in (0, None)
+    facts: Facts = launched
     met: dict[str, Any] = {}
     before = signal.signal(signal.SIGTERM, _ended)
-    of_host = known.place in (0, None)
+    of_host = launched.place in (0, None)
     try:
         facts = job_facts.collect(environ, of_host=of_host)
         if facts.refused:
@@ -87,7 +79,7 @@ def examine(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Report:
         return Report(job_checks.judge({**met, "answers": [{**dataclasses.asdict(facts), "mpi": met.get("mpi", {})}]}))
     linger_s = LINGER_S if met.get("cut_off") else 0.0
     last = f"rank {facts.rank} of host {facts.host}: {met['error']}"
-    if known.place == 0:
+    if launched.place == 0:
         where = ", ".join(f"{name} {address}" for name, address in facts.networks) or "none"
         return Report(
             None, f"hvd_ext doctor: host {facts.host} (rank {facts.rank}): interfaces: {where}", linger_s, last
@@ -96,7 +88,7 @@ def examine(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Report:
 
 
 def _meeting(facts: Facts, environ: Mapping[str, str], limit_s: float) -> dict[str, Any]:
-    given = json.dumps({"facts": dataclasses.asdict(facts), "limit_s": limit_s})
+    request = json.dumps({"facts": dataclasses.asdict(facts), "limit_s": limit_s})
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         # MPICH's and SLURM's launchers talk to a rank through a descriptor, which the child must inherit.
         child = subprocess.Popen(
@@ -110,7 +102,7 @@ def _meeting(facts: Facts, environ: Mapping[str, str], limit_s: float) -> dict[s
             close_fds=False,
         )
         try:
-            said, _ = child.communicate(given, timeout=limit_s + GRACE_S)
+            said, _ = child.communicate(request, timeout=limit_s + GRACE_S)
         except (subprocess.TimeoutExpired, Ended):
             said = ""  # MPI's messages are in the file
         finally:
@@ -132,11 +124,7 @@ def _ended(number: int, frame: FrameType | None) -> None:
 
 
 def output(report: Report) -> None:
-    """Print a rank's line for stderr, and wait if the end of this process would cut off the report.
-
-    Args:
-        report: from `examine`.
-    """
+    """Print a rank's line for stderr, and wait if the end of this process would cut off the report."""
     if report.aside:
         print(report.aside, file=sys.stderr, flush=True)
     if report.linger_s:
@@ -147,13 +135,6 @@ def output(report: Report) -> None:
 
 
 def console_width(environ: Mapping[str, str]) -> int:
-    """Return the width of the report, since launchers replace the terminal by something that does not know its width.
-
-    Args:
-        environ: the environment.
-
-    Returns:
-        The number of columns.
-    """
+    """Return the columns of the report; what a launcher puts in place of the terminal does not know its width."""
     text = environ.get("COLUMNS", "")
     return int(text) if text.isdigit() else WIDTH

@@ -23,9 +23,6 @@ def judge(met: Mapping[str, Any]) -> list[Finding]:
     Args:
         met: "answers" of all ranks, or of the reporting rank alone; "allreduce" if the ranks met, and "error" if not;
             see `hvd_ext.doctor.job_meeting.meet`.
-
-    Returns:
-        The findings, in a fixed order.
     """
     answers: Answers = met["answers"]
     findings = [launcher(answers), meeting(met), *mpi(answers, met), *hosts.machines(answers)]
@@ -66,16 +63,7 @@ def meeting(met: Mapping[str, Any]) -> Finding:
 
 
 def end_of_meeting(words: Sequence[str], status: int | None, limit_s: float) -> str:
-    """Say why the process that started MPI gave no answer.
-
-    Args:
-        words: the lines that the process wrote to stderr.
-        status: its exit status; negative for a signal.
-        limit_s: its time limit in seconds.
-
-    Returns:
-        One line.
-    """
+    """Say why the process that started MPI gave no answer, from its lines of stderr and its exit status."""
     if words and words[0].startswith(OURS):
         return " ".join(word.removeprefix(OURS) for word in words)
     if status is not None and status >= 0:
@@ -88,17 +76,19 @@ def end_of_meeting(words: Sequence[str], status: int | None, limit_s: float) -> 
 def mpi(answers: Answers, met: Mapping[str, Any]) -> list[Finding]:
     """The ranks use the launcher's MPI, all of them the same, and each process has only one MPI in its memory."""
     part = "MPI library"
-    known = [answer for answer in answers if answer.get("mpi")]
-    if not known:
+    with_mpi = [answer for answer in answers if answer.get("mpi")]
+    if not with_mpi:
         return []
-    groups = by_value(known, lambda answer: f"{flavour(answer['mpi']['said'])}: {', '.join(answer['mpi']['mapped'])}")
+    groups = by_value(
+        with_mpi, lambda answer: f"{flavour(answer['mpi']['said'])}: {', '.join(answer['mpi']['mapped'])}"
+    )
     findings = [Finding(part, State.OK, differing(groups) if len(groups) > 1 else str(next(iter(groups))))]
-    kinds = by_value(known, lambda answer: flavour(answer["mpi"]["said"]))
+    kinds = by_value(with_mpi, lambda answer: flavour(answer["mpi"]["said"]))
     if len(kinds) > 1:
         seen = f"the ranks have different MPIs: {differing(kinds)}"
         findings = [Finding(part, State.WRONG, seen, f"install one MPI on all hosts, then {versions.BUILD} on each")]
-    for number, answer in enumerate(known):
-        said, rank = flavour(answer["mpi"]["said"]), rank_of(number, answer, known)
+    for number, answer in enumerate(with_mpi):
+        said, rank = flavour(answer["mpi"]["said"]), rank_of(number, answer, with_mpi)
         starts = _kind(answer["mpirun"]) or _kind_of_variables(answer["launcher"])
         if starts and _kind(said) and starts != _kind(said):
             seen = (
@@ -108,7 +98,7 @@ def mpi(answers: Answers, met: Mapping[str, Any]) -> list[Finding]:
             mend = f"take the mpirun of {said}, or {versions.BUILD} with the mpicxx of the launcher first on PATH"
             findings.append(Finding("MPI of the launcher", State.WRONG, seen, mend))
             break
-    mixed = _mixed(known)
+    mixed = _mixed(with_mpi)
     if mixed is not None:
         findings.append(mixed)
     return findings
@@ -181,11 +171,13 @@ def _mend_of_meeting(answers: Answers) -> str:
     return "see docs/launch.md"
 
 
-def _mixed(known: Answers) -> Finding | None:
-    for number, answer in enumerate(known):
+def _mixed(answers: Answers) -> Finding | None:
+    for number, answer in enumerate(answers):
         mapped, said = answer["mpi"]["mapped"], flavour(answer["mpi"]["said"])
         if sum(os.path.basename(path).startswith(("libmpi.so", "libmpich.so")) for path in mapped) > 1:
-            seen = f"rank {rank_of(number, answer, known)} has several MPI libraries in its memory: {', '.join(mapped)}"
+            seen = (
+                f"rank {rank_of(number, answer, answers)} has several MPI libraries in its memory: {', '.join(mapped)}"
+            )
             return Finding("mixed MPI libraries", State.WRONG, seen, "build all packages for one MPI; unset LD_PRELOAD")
         for package, library in answer["peers"].items():
             other = _kind(library) or family(library)

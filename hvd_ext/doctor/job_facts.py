@@ -60,7 +60,6 @@ class Facts:
     Attributes:
         rank: the rank's number according to the launcher, or None.
         place: its place on the host according to the launcher, or None.
-        host: its host's name.
         launcher: the launcher in words, and the variable that revealed it.
         refused: why `init` refuses the launcher; empty if it does not.
         size: the number of ranks according to the launcher, or None.
@@ -68,7 +67,6 @@ class Facts:
         python: the version and path of the interpreter.
         hvd_ext: the version and folder of the package, and the digest of the sources its library was built from.
         tensorflow: the version and folder of the installed TensorFlow.
-        keras: the version of Keras.
         horovod: the version of Horovod, or empty if it is not installed.
         networks: pairs (interface, address with prefix) of interfaces that are up and lead out of the host.
         tcp: Open MPI's choice of interfaces, as in {"btl_tcp_if_include": "eth0"}.
@@ -109,14 +107,7 @@ class Facts:
 
 
 def of_launcher(environ: Mapping[str, str]) -> Facts:
-    """Report what the launcher has told this rank, from the environment alone.
-
-    Args:
-        environ: the environment.
-
-    Returns:
-        The facts, most of them still empty.
-    """
+    """Report what the launcher has told this rank, from the environment alone; most facts are still empty."""
     refused, by, size = "", "", None
     try:
         seen = launch.examine(environ)
@@ -128,22 +119,16 @@ def of_launcher(environ: Mapping[str, str]) -> Facts:
 
 
 def collect(environ: Mapping[str, str], *, of_host: bool) -> Facts:
-    """Report all facts of this rank.
-
-    Args:
-        environ: the environment.
-        of_host: whether this rank also checks its host, which imports TensorFlow in a child.
-
-    Returns:
-        The facts.
-    """
+    """Report all facts of this rank; with `of_host` also its host is checked, which imports TensorFlow in a child."""
     facts = of_launcher(environ)
     facts.mpirun = started_by([_program(process) for process in psutil.Process().parents()])
     facts.python = f"{platform.python_version()} at {sys.executable}"
     built_of = libraries.read_record().get("sources", "")[:12]
     facts.hvd_ext = f"{hvd_ext.__version__} at {libraries.PACKAGE}, built of {built_of}"
     facts.tensorflow, facts.keras, facts.horovod = _tensorflow(), _version("keras"), _version("horovod")
-    facts.networks = networks(psutil.net_if_addrs(), {name for name, one in psutil.net_if_stats().items() if one.isup})
+    facts.networks = networks(
+        psutil.net_if_addrs(), {name for name, state in psutil.net_if_stats().items() if state.isup}
+    )
     facts.tcp = {name.removeprefix("OMPI_MCA_"): text for name, text in environ.items() if name.startswith(CHOICE)}
     facts.cores = [len(os.sched_getaffinity(0)), os.cpu_count() or 1]
     if Path("/dev/shm").is_dir():
@@ -156,24 +141,20 @@ def collect(environ: Mapping[str, str], *, of_host: bool) -> Facts:
     facts.heeded = environment.heeded(environ)
     if of_host:
         facts.peers = _peers()
-        found = [check() for check in (checks.python, checks.tensorflow, checks.keras, checks.native_library)]
-        found.append(checks.native_match())
-        facts.findings = [{**dataclasses.asdict(finding), "state": finding.state.value} for finding in found]
+        findings = [check() for check in (checks.python, checks.tensorflow, checks.keras, checks.native_library)]
+        findings.append(checks.native_match())
+        facts.findings = [{**dataclasses.asdict(finding), "state": finding.state.value} for finding in findings]
         facts.gpus = checks.tensorflow_answer().values.get("gpus")
     return facts
 
 
 def networks(addresses: Mapping[str, Iterable[Any]], up: Iterable[str]) -> list[list[str]]:
-    """List the networks that lead out of a host.
-
-    Args:
-        addresses: from `psutil.net_if_addrs`.
-        up: the names of the interfaces that are up.
+    """List the networks that lead out of a host, from the answers of psutil.
 
     Returns:
         Pairs (interface, "address/prefix"), without the loopback and without addresses that hold on one link alone.
     """
-    found = []
+    listed = []
     for name, entries in sorted(addresses.items()):
         for entry in entries:
             if entry.family not in (socket.AF_INET, socket.AF_INET6) or name not in up or not entry.netmask:
@@ -181,19 +162,12 @@ def networks(addresses: Mapping[str, Iterable[Any]], up: Iterable[str]) -> list[
             prefix = int(ipaddress.ip_address(entry.netmask)).bit_count()
             address = ipaddress.ip_interface(f"{entry.address.partition('%')[0]}/{prefix}")
             if not address.is_loopback and not (address.version == 6 and address.is_link_local):
-                found.append([name, str(address)])
-    return found
+                listed.append([name, str(address)])
+    return listed
 
 
 def started_by(programs: Iterable[str]) -> str:
-    """Find the launcher among the ancestors of a rank.
-
-    Args:
-        programs: the paths of the ancestors' programs, the nearest first.
-
-    Returns:
-        The launcher's version and path, or an empty text.
-    """
+    """Find the launcher among the programs of a rank's ancestors, the nearest first: its version and path, or ""."""
     starter = ""
     for program in programs:  # the outermost launcher counts: mpiexec, not its proxy
         path = Path(program)
@@ -210,36 +184,29 @@ def started_by(programs: Iterable[str]) -> str:
 
 
 def mapped(maps: str) -> list[str]:
-    """List the MPI libraries in a process's memory.
-
-    Args:
-        maps: the text of /proc/PID/maps.
-
-    Returns:
-        The paths of the libraries, each once.
-    """
+    """List the paths of the MPI libraries in the text of a /proc/PID/maps, each once."""
     paths = (line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6)
     return sorted({path for path in paths if MPI_LIBRARY.search(path)})
 
 
 def family(soname: str) -> str:
     """Return the MPI to which a library belongs, by its version number: "Open MPI", "MPICH", or empty."""
-    found = re.search(r"\.so\.(\d+)", soname)
-    return {"40": "Open MPI", "20": "Open MPI", "12": "MPICH"}.get(found[1] if found else "", "")
+    match = re.search(r"\.so\.(\d+)", soname)
+    return {"40": "Open MPI", "20": "Open MPI", "12": "MPICH"}.get(match[1] if match else "", "")
 
 
 def _peers() -> dict[str, str]:
-    found = {}
+    peers = {}
     answer = child.ask(sys.executable, checks.MPI4PY)
     if not answer.error:
-        found["mpi4py"] = checks.flavour(str(answer.values["mpi"]))
+        peers["mpi4py"] = checks.flavour(str(answer.values["mpi"]))
     spec = importlib.util.find_spec("horovod")
     folders = spec.submodule_search_locations or [] if spec is not None else []
     for library in (path for folder in folders for path in Path(folder, "tensorflow").glob("mpi_lib*.so")):
         needed = NEEDED.search(library.read_bytes())
         if needed:
-            found["Horovod"] = needed[1].decode()
-    return found
+            peers["Horovod"] = needed[1].decode()
+    return peers
 
 
 def _tensorflow() -> str:

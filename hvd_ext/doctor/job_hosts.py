@@ -17,15 +17,15 @@ UNBOUND = "mpirun --bind-to none"
 
 def machines(answers: Answers) -> list[Finding]:
     """What is wrong with each machine, as one rank of each host has found."""
-    found: dict[tuple[str, str, str, str], list[str]] = {}
+    hosts_of: dict[tuple[str, str, str, str], list[str]] = {}
     for answer in answers:
         for finding in answer["findings"]:
             if finding["state"] != State.OK.value:
                 key = (finding["part"], finding["state"], finding["seen"], finding["mend"])
-                found.setdefault(key, []).append(answer["host"])
+                hosts_of.setdefault(key, []).append(answer["host"])
     return [
         Finding(part, State(state), f"{seen} (host {', '.join(sorted(set(hosts)))})", mend)
-        for (part, state, seen, mend), hosts in found.items()
+        for (part, state, seen, mend), hosts in hosts_of.items()
     ]
 
 
@@ -35,9 +35,9 @@ def network(answers: Answers, met: bool) -> Finding:
     hosts = {answer["host"]: answer for answer in answers}
     named = {f"{name}={text}" for answer in answers for name, text in answer["tcp"].items()}
     chosen = f"; {', '.join(sorted(named))}" if named else ""
-    own = "; ".join(f"{host}: {_listed(answer['networks'])}" for host, answer in hosts.items())
+    listed = "; ".join(f"{host}: {_listed(answer['networks'])}" for host, answer in hosts.items())
     if len(hosts) == 1:
-        seen = own if met else f"{own}; the other hosts have not reported{chosen}"
+        seen = listed if met else f"{listed}; the other hosts have not reported{chosen}"
         return Finding(part, State.OK, f"one host, {seen}" if met else seen)
     common = _common([answer["networks"] for answer in hosts.values()])
     usable = [name for name in common if _allowed(name, hosts.values())]
@@ -52,7 +52,7 @@ def network(answers: Answers, met: bool) -> Finding:
         seen = f"{', '.join(common)} is common to all hosts, but Open MPI was told not to use it{chosen}"
         mend = f"mpirun --mca btl_tcp_if_include {include}"
     else:
-        seen = f"the hosts have no network in common: {own}{chosen}"
+        seen = f"the hosts have no network in common: {listed}{chosen}"
         mend = "mpirun --mca btl_tcp_if_include with the networks between which the hosts have a route"
     if met:
         return Finding(part, State.OPTIONAL, f"{seen}; the ranks met nevertheless, through a route", "")
@@ -63,7 +63,7 @@ def cores(answers: Answers) -> Finding:
     """Each host has enough cores for its ranks."""
     words, state, mend = [], State.OK, ""
     for host, numbers in by_value(answers, lambda answer: answer["host"]).items():
-        answer = next(one for one in answers if one["host"] == host)
+        answer = next(report for report in answers if report["host"] == host)
         if not answer["cores"]:
             continue
         usable, there = answer["cores"]
@@ -82,10 +82,10 @@ def gpus(answers: Answers) -> list[Finding]:
     """On hosts with GPUs, each rank has its own GPU."""
     findings = []
     for host, numbers in by_value(answers, lambda answer: answer["host"]).items():
-        own = [answer for answer in answers if answer["host"] == host]
-        seen = next((answer["gpus"] for answer in own if answer["gpus"]), 0)
-        visible = [answer["visible"] for answer in own]
-        apart = seen == 1 and None not in visible and len(set(visible)) == len(own)
+        of_host = [answer for answer in answers if answer["host"] == host]
+        seen = next((answer["gpus"] for answer in of_host if answer["gpus"]), 0)
+        visible = [answer["visible"] for answer in of_host]
+        apart = seen == 1 and None not in visible and len(set(visible)) == len(of_host)
         if not seen or apart:
             continue
         words = f"host {host}: {seen} for {len(numbers)} ranks"
@@ -105,7 +105,7 @@ def memory(answers: Answers) -> list[Finding]:
     """Each host has enough shared memory for its ranks, and enough memory that a fabric may lock."""
     findings = []
     for host, numbers in by_value(answers, lambda answer: answer["host"]).items():
-        answer = next(one for one in answers if one["host"] == host)
+        answer = next(report for report in answers if report["host"] == host)
         need = SHM_RANK_NBYTES * len(numbers)
         if len(numbers) > 1 and answer["shm"] and answer["shm"][0] < need:
             free, there = (nbytes // MIB for nbytes in answer["shm"])
@@ -127,12 +127,12 @@ def _common(hosts: Sequence[Sequence[Sequence[str]]]) -> list[str]:
 
     docker0 exists on all hosts, but joins none.
     """
-    found: dict[str, list[str]] = {}
+    addresses: dict[str, list[str]] = {}
     for networks in hosts:
         for _, address in networks:
             interface = ipaddress.ip_interface(address)
-            found.setdefault(str(interface.network), []).append(str(interface.ip))
-    shared = [name for name, own in found.items() if len(set(own)) == len(own) == len(hosts)]
+            addresses.setdefault(str(interface.network), []).append(str(interface.ip))
+    shared = [name for name, of_network in addresses.items() if len(set(of_network)) == len(of_network) == len(hosts)]
     return sorted(shared, key=lambda name: ":" in name)
 
 

@@ -28,11 +28,7 @@ TIMES = 5
 
 
 def mpi_library() -> dict[str, Any]:
-    """Find out which MPI is in this process's memory.
-
-    Returns:
-        "said": the version text of the MPI that the engine uses; "mapped": the paths of all MPI libraries.
-    """
+    """Find the MPIs in this process: "said", the version text of the engine's MPI, and "mapped", the paths of all."""
     text, length = ctypes.create_string_buffer(8192), ctypes.c_int()
     ctypes.CDLL(str(libraries.LIBRARIES / libraries.ENGINE_LIBRARY)).MPI_Get_library_version(text, ctypes.byref(length))
     maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
@@ -66,11 +62,7 @@ def timed_allreduce() -> dict[str, Any]:
 
 
 def meet(facts: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    """Start MPI with the other ranks, exchange all ranks' facts, and sum a buffer with them.
-
-    Args:
-        facts: the facts of this rank.
-        limit_s: the time limit in seconds for the ranks to come, and for each step.
+    """Start MPI with the other ranks, exchange all ranks' facts, and sum a buffer with them, each in limited time.
 
     Returns:
         "mpi" of this rank. If the ranks met: "rank", "answers" (the facts of all ranks with their "mpi") and
@@ -92,8 +84,8 @@ def meet(facts: dict[str, Any], limit_s: float) -> dict[str, Any]:
 
 def main() -> None:
     """Read the facts and the limit from stdin, meet the other ranks, and print the result after a mark."""
-    given = json.load(sys.stdin)
-    met = meet(given["facts"], given["limit_s"])
+    request = json.load(sys.stdin)
+    met = meet(request["facts"], request["limit_s"])
     print(f"\n{MARK}{json.dumps(met)}", flush=True)
 
 

@@ -10,23 +10,23 @@ Answers = Sequence[Mapping[str, Any]]
 
 def ranks(numbers: Iterable[int]) -> str:
     """Name ranks in words: "rank 3", or "ranks 0-2, 5"."""
-    given = sorted(numbers)
+    ordered = sorted(numbers)
     parts: list[list[int]] = []
-    for number in given:
+    for number in ordered:
         if parts and number == parts[-1][-1] + 1:
             parts[-1].append(number)
         else:
             parts.append([number])
     text = ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
-    return f"rank {text}" if len(given) == 1 else f"ranks {text}"
+    return f"rank {text}" if len(ordered) == 1 else f"ranks {text}"
 
 
 def by_value(answers: Answers, value: Callable[[Mapping[str, Any]], Any]) -> dict[Any, list[int]]:
     """Group the ranks by a value of their answers: each value with its ranks."""
-    found: dict[Any, list[int]] = {}
+    groups: dict[Any, list[int]] = {}
     for number, answer in enumerate(answers):
-        found.setdefault(value(answer), []).append(rank_of(number, answer, answers))
-    return found
+        groups.setdefault(value(answer), []).append(rank_of(number, answer, answers))
+    return groups
 
 
 def differing(groups: Mapping[Any, Sequence[int]]) -> str:

@@ -34,11 +34,7 @@ ORDER: Sequence[Callable[[], Finding]] = (
 
 
 def examine() -> list[Finding]:
-    """Make all checks, two at a time because most of them wait for a child that imports TensorFlow.
-
-    Returns:
-        One finding for each check, in a fixed order.
-    """
+    """Make all checks, two at a time because most of them wait for a child that imports TensorFlow."""
     with ThreadPoolExecutor(max_workers=2) as pool:
         # Answers that several checks share come first, because a cache does not keep two threads from asking at once.
         list(pool.map(lambda ask: ask(), (checks.tensorflow_answer, checks.engine_answer)))
@@ -65,11 +61,7 @@ def as_table(findings: Sequence[Finding], title: str = "") -> Table:
 def verdict(findings: Sequence[Finding]) -> str:
     """Return the commands to run, one a line, and a last sentence that says whether training works here.
 
-    Args:
-        findings: from `examine`.
-
-    Returns:
-        Lines of text: first the commands that training needs, in their order, then the optional ones.
+    The commands that training needs come first, in their order, then the optional ones.
     """
     interpreter = "python" if shutil.which("python") == sys.executable else shlex.quote(sys.executable)
     lines = []

@@ -44,7 +44,7 @@ class Selection:
             float16 is bounded by 65504; the rounding error stays in the residual.
         indices: the encoding of the indices: 0 for the shortest, 1 for int32, 2 for gaps, 3 for a bitmap.
         per_tensor: whether k is divided over the tensors; else one k covers all of them.
-        density: the density of an ordinary step, for predictions; the engine is told the density of each step.
+        density: the density of an ordinary step, for predictions; the engine gets the density of each step.
         codec: the name of the codec: a file of hvd_ext/compression.
         entry_nbytes: the mean number of bytes of a value and its index, for predictions.
     """
@@ -104,9 +104,7 @@ class Outcome:
     """What a bucketer would have made of a step.
 
     Args:
-        bucketer: its name.
         step_s: the predicted time of the step, seconds; None if it does not apply.
-        buckets: the number of its buckets.
         reason: why it does not apply; empty if it does.
     """
 
@@ -188,18 +186,16 @@ class Layout:
     @property
     def reason(self) -> str:
         """Why the bucketer was chosen, in one line; empty if there was no choice."""
-        timed = [one for one in self.outcomes if one.step_s is not None]
+        timed = [outcome for outcome in self.outcomes if outcome.step_s is not None]
         listed = ", ".join(
-            f"{one.bucketer} {(one.step_s or 0.0) * 1e3:.4g} ms ({one.buckets} bucket{'s' if one.buckets != 1 else ''})"
-            for one in timed
+            f"{outcome.bucketer} {(outcome.step_s or 0.0) * 1e3:.4g} ms "
+            f"({outcome.buckets} bucket{'s' if outcome.buckets != 1 else ''})"
+            for outcome in timed
         )
         return f"the predicted step by bucketer: {listed}" if timed else ""
 
     def to_json(self) -> dict[str, Any]:
         """Converts the layout to values that JSON can hold; it leaves out why its plans were chosen.
-
-        Returns:
-            The values, from which from_json() makes a layout with equal plans on the same cluster.
 
         Raises:
             PlanError: two tensors have the same name.
@@ -236,12 +232,10 @@ class Layout:
         """Makes a layout from the values of to_json().
 
         Args:
-            values: the values.
             tree: the cluster. If it is another one than that of the values, schedules make other plans.
             tensors: the tensors of the step, in the order of the model's layers.
             op: the number of `Sum` or `Average`.
             places: the places of the tensors that are sent, which must be those in the buckets; None to send those.
-            source: the origin of the values, for messages.
 
         Raises:
             PlanError: the values have another format, know a tensor that the step does not have or that has another
@@ -268,9 +262,9 @@ class Layout:
                 raise PlanError(f"tensor {name!r}: it is {text} there, and {tensors[place_of[name]].text} here")
         buckets: list[BucketLayout] = []
         seen: dict[int, int] = {}
-        for number, one in enumerate(values["buckets"]):
+        for number, bucket in enumerate(values["buckets"]):
             members = []
-            for name in one["tensors"]:
+            for name in bucket["tensors"]:
                 if name not in place_of:
                     raise PlanError(f"bucket {number}: the step has no tensor {name!r}")
                 place = place_of[name]
@@ -281,7 +275,7 @@ class Layout:
                 seen[place] = number
                 members.append(place)
             try:
-                buckets.append(_bucket_from_json(one, tree, tensors, members, op))
+                buckets.append(_bucket_from_json(bucket, tree, tensors, members, op))
             except PlanError as error:
                 raise PlanError(f"bucket {number}: {error}") from error
         if places is not None and set(places) != set(seen):
@@ -303,11 +297,11 @@ class Layout:
 
 
 def _place_of(tensors: Sequence[Tensor]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    places: dict[str, int] = {}
     for place, tensor in enumerate(tensors):
-        if found.setdefault(tensor.name, place) != place:
+        if places.setdefault(tensor.name, place) != place:
             raise PlanError(f"tensor {tensor.name!r}: two tensors have this name, so that a layout cannot name them")
-    return found
+    return places
 
 
 def _bucket_from_json(

@@ -12,9 +12,6 @@ class Choice:
     """A plan and the reason for it. A plan with a selection has a dense companion.
 
     Args:
-        plan: the plan of an allreduce.
-        algorithm: the plan's schedule.
-        why: the reason, in one line.
         candidates: the name of every schedule with its price in seconds, or with the reason why it does not apply;
             empty if the schedule was asked for by name. For a sparse choice the last one is "dense", with the price of
             the plan `dense`.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from hvd_ext.planning import planner, registry
 from hvd_ext.planning.choice import Choice
-from hvd_ext.planning.cost import allreduce_bound_s, traffic
+from hvd_ext.planning.cost import Sparsity, allreduce_bound_s, traffic
+from hvd_ext.planning.cost.sparse import DENSE
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.lower import rounds_of, rounds_of_level
 from hvd_ext.planning.model import Call, LogicalPlan
@@ -37,7 +38,6 @@ class Load:
     """A plan's traffic over one kind of link.
 
     Args:
-        kind: "in hosts", "between hosts", ...
         busiest_nbytes: the bytes over the busiest port, in its busier direction.
         total_nbytes: the bytes over all ports, in both directions.
     """
@@ -52,18 +52,12 @@ class Entry:
     """One algorithm on a cluster; if it does not apply, its values are None and its loads are empty.
 
     Args:
-        name: the name of the algorithm.
-        price_s: the price, seconds.
-        closed_form_s: the price by the closed form of the algorithm's source, without pipelining, seconds.
-        rounds: the number of rounds.
         loads: the loads of each kind of link, from the root down.
         verdict: the reason why the algorithm won, lost, or does not apply.
-        note: the plan's note.
     """
 
     name: str
     price_s: float | None
-    closed_form_s: float | None
     rounds: int | None
     loads: tuple[Load, ...]
     verdict: str
@@ -75,13 +69,8 @@ class Explanation:
     """All algorithms on a cluster at one size.
 
     Args:
-        cluster: a description of the cluster.
         links: the links of the cluster, by kind from the root down.
-        nbytes: the size of the buffer.
         chosen_for_nbytes: the size at which "auto" chooses, which stands for all similar sizes.
-        winner: the algorithm that "auto" chooses.
-        why: the reason, in one line.
-        pricing: the method that found the prices.
         bound_s: the time that no dense allreduce on the cluster can beat (cost/bounds.py), seconds.
         entries: the winner, the other algorithms by price, then those that do not apply.
     """
@@ -98,12 +87,7 @@ class Explanation:
 
 
 def explain(tree: Tree, nbytes: int) -> Explanation:
-    """Prices every algorithm as the runtime does.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the buffer.
-    """
+    """Prices every algorithm as the runtime does."""
     chosen = planner.allreduce_plan(tree, "auto", nbytes)
     names = [name for name, price in chosen.candidates if not isinstance(price, str)]
     prices = {name: planner.price(tree, name, nbytes).seconds for name in names}
@@ -113,11 +97,10 @@ def explain(tree: Tree, nbytes: int) -> Explanation:
     entries = []
     for name in sorted(prices, key=lambda other: (other != chosen.algorithm, prices[other], other)):
         verdict = _verdict(tree, chosen, name, prices, parts, chosen_for)
-        closed_s, rounds = registry.get(name).cost(tree, nbytes), rounds_of(plans[name])
-        loads = _loads(plans[name], tree, nbytes)
-        entries.append(Entry(name, prices[name], closed_s, rounds, loads, verdict, plans[name].note))
+        plan = plans[name]
+        entries.append(Entry(name, prices[name], rounds_of(plan), loads(plan, tree, nbytes), verdict, plan.note))
     entries += [
-        Entry(name, None, None, None, (), f"does not apply: {reason}")
+        Entry(name, None, None, (), f"does not apply: {reason}")
         for name, reason in chosen.candidates
         if isinstance(reason, str)
     ]
@@ -127,26 +110,14 @@ def explain(tree: Tree, nbytes: int) -> Explanation:
 
 
 def pricing(tree: Tree, grain: str = "pipelined") -> str:
-    """Describes, in words, the method that finds prices.
-
-    Args:
-        tree: the cluster.
-        grain: the words for how buffers are cut.
-    """
+    """Describes, in words, the method that finds prices."""
     how = "round by round" if tree.size <= planner.MOST_RANKS else "level by level"
     how = "simulated message by message" if tree.size <= planner.MOST_SIMULATED else how
     return f"the plan as it runs, {grain}, {how}"
 
 
 def kinds(tree: Tree) -> tuple[str, ...]:
-    """Names the kinds of links of a cluster.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        One name for each depth, from the root down.
-    """
+    """Names the kinds of links of a cluster, one for each depth, from the root down."""
     return tuple(_kind(max(node.height for node in nodes)) for nodes in reversed(tree.levels()))
 
 
@@ -155,26 +126,23 @@ def _kind(height: int) -> str:
 
 
 def links(tree: Tree) -> tuple[LinkKind, ...]:
-    """The kinds of links of a cluster, from the root down, without links that join only one child.
-
-    Args:
-        tree: the cluster.
-    """
+    """The kinds of links of a cluster, from the root down, without links that join only one child."""
     joining: dict[int, list[Link]] = {}
     for node in (node for nodes in tree.levels() for node in nodes if len(node.children) > 1):
         joining.setdefault(node.height, []).extend(node.ports)  # by height, because hosts may have different depths
-    found = []
+    kinds_of_links = []
     for height, joined in sorted(joining.items(), reverse=True):
         betas, alphas = sorted(link.beta_s_per_byte for link in joined), sorted(link.alpha_s for link in joined)
         slowest, fastest = (8 / beta if beta else None for beta in (betas[-1], betas[0]))
-        found.append(LinkKind(_kind(height), (slowest, fastest), (alphas[0], alphas[-1])))
-    return tuple(found)
+        kinds_of_links.append(LinkKind(_kind(height), (slowest, fastest), (alphas[0], alphas[-1])))
+    return tuple(kinds_of_links)
 
 
-def _loads(plan: LogicalPlan, tree: Tree, nbytes: int) -> tuple[Load, ...]:
+def loads(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity = DENSE) -> tuple[Load, ...]:
+    """A plan's traffic over each kind of link, from the root down."""
     return tuple(
-        Load(kind, round(found.busiest * nbytes), round(found.total * nbytes))
-        for kind, found in zip(kinds(tree), traffic(plan, tree), strict=True)
+        Load(kind, round(carried.busiest * nbytes), round(carried.total * nbytes))
+        for kind, carried in zip(kinds(tree), traffic(plan, tree, sparsity), strict=True)
     )
 
 
@@ -217,51 +185,21 @@ def _verdict(
         "busiest port": (mine.busiest_port_s, best.busiest_port_s),
         "waiting": (mine.waiting_s, best.waiting_s),
     }
-    word, (own, other) = max(reasons.items(), key=lambda item: item[1][0] - item[1][1])
-    return f"{times}, {word} +{(own - other) * 1e3:.3g} ms"
+    word, (loser_s, winner_s) = max(reasons.items(), key=lambda item: item[1][0] - item[1][1])
+    return f"{times}, {word} +{(loser_s - winner_s) * 1e3:.3g} ms"
 
 
 def as_json(explanation: Explanation) -> dict[str, object]:
-    """Converts an explanation to values that JSON can hold; times are in seconds, sizes in bytes.
-
-    Args:
-        explanation: the explanation, from explain().
-    """
-    return {
-        "cluster": explanation.cluster,
-        "links": [
-            {"kind": link.kind, "bits_per_s": list(link.bits_per_s), "alpha_s": list(link.alpha_s)}
-            for link in explanation.links
-        ],
-        "nbytes": explanation.nbytes,
-        "chosen_for_nbytes": explanation.chosen_for_nbytes,
-        "winner": explanation.winner,
-        "why": explanation.why,
-        "pricing": explanation.pricing,
-        "bound_s": explanation.bound_s,
-        "algorithms": [
-            {
-                "name": entry.name,
-                "price_s": entry.price_s,
-                "closed_form_s": entry.closed_form_s,
-                "rounds": entry.rounds,
-                "verdict": entry.verdict,
-                "note": entry.note,
-                "links": [
-                    {"kind": load.kind, "busiest_nbytes": load.busiest_nbytes, "total_nbytes": load.total_nbytes}
-                    for load in entry.loads
-                ],
-            }
-            for entry in explanation.entries
-        ],
-    }
+    """Converts an explanation to values that JSON can hold; times are in seconds, sizes in bytes."""
+    values = asdict(explanation)
+    values["algorithms"] = values.pop("entries")
+    for entry in values["algorithms"]:
+        entry["links"] = entry.pop("loads")
+    return values
 
 
 def draw(plan: LogicalPlan) -> str:
-    """Draws the parts of the buffer that each rank receives in each level of a plan.
-
-    Args:
-        plan: a plan of at most 32 ranks, so that the picture fits a screen.
+    """Draws, for at most 32 ranks, the parts of the buffer that each rank receives in each level of a plan.
 
     Returns:
         For each level a title, and for each rank that takes part a bar of the buffer, with # for the units that the

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning import planner, registry
 from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import Sparsity, traffic
-from hvd_ext.planning.cost.commlib import inter_host_nbytes
 from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES, ENTRY_NBYTES
-from hvd_ext.planning.explain import Entry, LinkKind, Load, kinds, links, pricing
+from hvd_ext.planning.explain import Entry, LinkKind, links, loads, pricing
 from hvd_ext.planning.limits import size_class
 from hvd_ext.planning.lower import rounds_of
 from hvd_ext.planning.model import LogicalPlan
@@ -49,22 +48,16 @@ class SparseExplanation:
     """All sparse algorithms on a cluster at one size and density.
 
     Args:
-        cluster: a description of the cluster.
         links: the links of the cluster, by kind from the root down.
-        nbytes: the size of the float32 buffer.
         chosen_for_nbytes: the size at which plans are chosen, which stands for all similar sizes.
-        density: the fraction of the elements that is selected.
         entry_nbytes: the bytes of a value and its index, as sent.
         algorithm: the algorithm of `steps`.
         dense_algorithm: the algorithm of the best dense plan, which runs without TopK.
-        dense_why: the reason why this plan is the best, in one line.
         dense_from: the density from which this plan costs no more than the plan of `algorithm`.
         dense_above: the density from which TopK takes dense steps of `algorithm`.
         host_nbytes: the bytes that each host sends to the others by hitopk's formula at height 1, (m - 1) K entries.
-        pricing: the method that found the prices.
         entries: sorted by price, the algorithms, "dense" for the best dense plan, and "dense step" for a step of
             `algorithm` in which nothing is selected; then the algorithms that do not apply.
-        steps: the steps of the plan of `algorithm`.
     """
 
     cluster: str
@@ -95,16 +88,10 @@ def explain(
     """Prices every sparse algorithm as the runtime does.
 
     Args:
-        tree: the cluster.
-        nbytes: the size of the float32 buffer.
         density: the fraction of the elements that is selected, in (0, 1].
-        algorithm: the algorithm whose steps are explained.
         entry_nbytes: the mean number of bytes of a value and its index, as sent.
         height: the levels of branches within which all elements are reduced before the selection; None for the height
             with the best price.
-
-    Returns:
-        The explanation, and the choice of the algorithm.
 
     Raises:
         PlanError: there is no such algorithm, or the density is out of its range.
@@ -119,11 +106,11 @@ def explain(
     plans, refused = {DENSE: best.plan, DENSE_STEP: chosen.dense}, []
     chosen_for = max(size_class(nbytes), LEAST_NBYTES)
     for name in registry.sparse_names():
-        found = best_variant(tree, name, chosen_for, sparsity, height)
-        if isinstance(found, str):
-            refused.append(Entry(name, None, None, None, (), f"does not apply: {found}"))
+        variant = best_variant(tree, name, chosen_for, sparsity, height)
+        if isinstance(variant, str):
+            refused.append(Entry(name, None, None, (), f"does not apply: {variant}"))
         else:
-            plans[name] = found[1]
+            plans[name] = variant[1]
     prices = {name: sparse_price(plan, tree, nbytes, sparsity).seconds for name, plan in plans.items() if name != DENSE}
     prices[DENSE] = planner.price(tree, best.algorithm, nbytes).seconds
     entries = [
@@ -132,11 +119,20 @@ def explain(
     ]
     dense_from = break_even(chosen.plan, prices[DENSE], tree, nbytes, sparsity)
     host_nbytes = round(inter_host_nbytes(len(tree.hosts()), nbytes // ELEMENT_NBYTES, density, entry_nbytes))
-    told = steps(chosen.plan, tree, nbytes, sparsity)
+    levels = steps(chosen.plan, tree, nbytes, sparsity)
     facts = (tree.describe(), links(tree), nbytes, chosen_for, density, entry_nbytes)
     dense = (best.algorithm, best.why, dense_from, chosen.dense_above)
     how = pricing(tree, "dense pipelined and the others in one segment")
-    return SparseExplanation(*facts, algorithm, *dense, host_nbytes, how, (*entries, *refused), told), chosen
+    return SparseExplanation(*facts, algorithm, *dense, host_nbytes, how, (*entries, *refused), levels), chosen
+
+
+def inter_host_nbytes(hosts: int, elements: int, density: float, entry_nbytes: float = ENTRY_NBYTES) -> float:
+    """The bytes that each of m hosts sends to the others in a step of hitopk: (m - 1) K entries.
+
+    The shards of a host together are the whole buffer, so that its ranks, however many, select K = round(density * n)
+    elements in all. Each of these is sent to one rank of every other host, the one that holds its place.
+    """
+    return (hosts - 1) * int(density * elements + 0.5) * entry_nbytes
 
 
 def _entry(
@@ -148,11 +144,7 @@ def _entry(
     prices: dict[str, float],
     algorithm: str,
 ) -> Entry:
-    loads = tuple(
-        Load(kind, round(found.busiest * nbytes), round(found.total * nbytes))
-        for kind, found in zip(kinds(tree), traffic(plan, tree, sparsity), strict=True)
-    )
-    closed_s, verdict = None, f"{plan.algorithm}: the best without TopK"
+    verdict = f"{plan.algorithm}: the best without TopK"
     if name != DENSE:
         times = prices[name] / prices[DENSE] if prices[DENSE] else 1.0
         tie = max(times, 1 / times) <= 1 + planner.TIE
@@ -160,39 +152,19 @@ def _entry(
     if name == DENSE_STEP:
         verdict += f": {algorithm} with nothing selected"
     elif name != DENSE:
-        closed_s = registry.sparse(name).cost(tree, nbytes, sparsity.density)
         verdict = f"asked for: {verdict}" if name == algorithm else verdict
-    return Entry(name, prices[name], closed_s, rounds_of(plan), loads, verdict, plan.note)
+    return Entry(name, prices[name], rounds_of(plan), loads(plan, tree, nbytes, sparsity), verdict, plan.note)
 
 
 def steps(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> tuple[Step, ...]:
-    """The time and the traffic of a plan, level by level.
-
-    Args:
-        plan: a sparse plan, or its dense companion.
-        tree: the cluster.
-        nbytes: the size of the float32 buffer.
-        sparsity: the sparsity of the step.
-
-    Returns:
-        The levels; their seconds add up to the plan's price.
-    """
-    found, before_s, before = [], 0.0, [0.0] * tree.depth
+    """The time and the traffic of a plan, level by level; the seconds of the levels add up to the plan's price."""
+    levels, before_s, before = [], 0.0, [0.0] * tree.depth
     for number, level in enumerate(plan.levels, 1):
         part = replace(plan, levels=plan.levels[:number])
-        now_s = sparse_price(part, tree, nbytes, sparsity).seconds
+        until_s = sparse_price(part, tree, nbytes, sparsity).seconds
         # The totals count each message twice, at the sender's port and at the receiver's.
-        now = [kind.total * nbytes / 2 for kind in traffic(part, tree, sparsity)]
-        sent = tuple(round(one - other) for one, other in zip(now, before, strict=True))
-        found.append(Step(level.name, now_s - before_s, sent))
-        before_s, before = now_s, now
-    return tuple(found)
-
-
-def as_json(explanation: SparseExplanation) -> dict[str, object]:
-    """Converts an explanation to values that JSON can hold; times are in seconds, sizes in bytes.
-
-    Args:
-        explanation: the explanation, from explain().
-    """
-    return asdict(explanation)
+        until = [kind.total * nbytes / 2 for kind in traffic(part, tree, sparsity)]
+        sent = tuple(round(total - earlier) for total, earlier in zip(until, before, strict=True))
+        levels.append(Step(level.name, until_s - before_s, sent))
+        before_s, before = until_s, until
+    return tuple(levels)

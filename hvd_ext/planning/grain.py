@@ -41,11 +41,6 @@ def segment_nbytes(plan: LogicalPlan, nbytes: int, tree: Tree) -> int:
     and the largest size. On one host all calls count, and messages have 512 KiB. Segments are smaller if too many of
     them would queue on the way to the limiting link (FILL_SHARE).
 
-    Args:
-        plan: any plan.
-        nbytes: the size of the buffer, 0 or more.
-        tree: the cluster.
-
     Returns:
         A multiple of 64, between 32 KiB and 4 MiB, that cuts the buffer into equal segments. It is the whole buffer if
         the plan sends nothing, and if the plan is sparse: a rank's selection and residual belong to one range of the
@@ -57,38 +52,25 @@ def segment_nbytes(plan: LogicalPlan, nbytes: int, tree: Tree) -> int:
     if way is None:
         return _aligned(max(nbytes, 1))
     message = HOST_MESSAGE_NBYTES if len(tree.hosts()) == 1 else message_nbytes(way.beta_s_per_byte)
-    wanted = (message - _SLACK_NBYTES) / way.message_share
-    filled = FILL_SHARE * nbytes / (WINDOW * way.fill) if way.fill else wanted
-    wanted = min(wanted, max(filled, FINEST * wanted))
-    grain = min(max(int(wanted), SMALLEST_SEGMENT_NBYTES), LARGEST_SEGMENT_NBYTES)
+    ideal = (message - _SLACK_NBYTES) / way.message_share
+    filled = FILL_SHARE * nbytes / (WINDOW * way.fill) if way.fill else ideal
+    ideal = min(ideal, max(filled, FINEST * ideal))
+    grain = min(max(int(ideal), SMALLEST_SEGMENT_NBYTES), LARGEST_SEGMENT_NBYTES)
     segments = max(-(-nbytes // grain), 1)
     return min(max(_aligned(-(-nbytes // segments)), SMALLEST_SEGMENT_NBYTES), LARGEST_SEGMENT_NBYTES)
 
 
 def coarser(segment_nbytes: int, nbytes: int, factor: int) -> int:
-    """Makes segments larger.
-
-    Args:
-        segment_nbytes: the size of a segment, from segment_nbytes().
-        nbytes: the size of the buffer.
-        factor: how many times larger segments may become.
-
-    Returns:
-        A multiple of 64 that cuts the buffer into equal segments, at most 4 MiB or segment_nbytes.
-    """
+    """Makes segments larger by a factor, up to 4 MiB: multiples of 64 that cut the buffer into equal parts."""
     if factor == 1:
         return segment_nbytes
-    wanted = min(segment_nbytes * factor, max(LARGEST_SEGMENT_NBYTES, segment_nbytes))
-    segments = max(-(-nbytes // wanted), 1)
+    ideal = min(segment_nbytes * factor, max(LARGEST_SEGMENT_NBYTES, segment_nbytes))
+    segments = max(-(-nbytes // ideal), 1)
     return _aligned(max(-(-nbytes // segments), 1))
 
 
 def message_nbytes(beta_s_per_byte: float) -> float:
-    """The best size of a message over a link between hosts.
-
-    Args:
-        beta_s_per_byte: the link's seconds per byte.
-    """
+    """The best size of a message over a link between hosts."""
     nbytes, at_s_per_byte = MESSAGE_AT_S_PER_BYTE
     if beta_s_per_byte == 0:
         return MESSAGE_NBYTES
@@ -122,7 +104,7 @@ def _way(plan: LogicalPlan, tree: Tree) -> _Way | None:
     counted = _counted(plan, tree)
     if not counted:
         return None
-    busiest = max(counted, key=lambda found: found.busiest_s_per_byte)
+    busiest = max(counted, key=lambda kind: kind.busiest_s_per_byte)
     ports = Ports(tree)
     ways = ports.ways[:, busiest.depth]
     crossing: dict[int, bool] = {}  # whether a group, by its id(), crosses the links: large plans share their tuples
@@ -139,7 +121,7 @@ def _way(plan: LogicalPlan, tree: Tree) -> _Way | None:
             shares.append(weighted / units / plan.units)
         else:
             others.append(level)
-    fill_s = max((found.busiest_s_per_byte for found in _counted(replace(plan, levels=tuple(others)), tree)), default=0)
+    fill_s = max((kind.busiest_s_per_byte for kind in _counted(replace(plan, levels=tuple(others)), tree)), default=0)
     fill = fill_s / busiest.busiest_s_per_byte if len(tree.hosts()) > 1 and fill_s else 0.0
     beta = float(ports.beta_s_per_byte[ports.depths == busiest.depth].max())
     return _Way((min(shares) * max(shares)) ** 0.5, beta, fill)
@@ -149,7 +131,7 @@ def _counted(plan: LogicalPlan, tree: Tree) -> list[Traffic]:
     """A plan's traffic over each kind of link between hosts, or over all kinds on one host."""
     one_host, levels = len(tree.hosts()) == 1, tuple(reversed(tree.levels()))
     joins_hosts = [any(child.children for node in nodes for child in node.children) for nodes in levels]
-    return [found for found in traffic(plan, tree) if found.total and (one_host or joins_hosts[found.depth])]
+    return [kind for kind in traffic(plan, tree) if kind.total and (one_host or joins_hosts[kind.depth])]
 
 
 def _messages(call: Call) -> tuple[float, float]:

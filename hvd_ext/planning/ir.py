@@ -36,13 +36,7 @@ def definition() -> Path:
 
 
 def parse(text: str) -> tuple[int, dict[str, int], dict[str, int]]:
-    """Reads the version, the columns and the opcodes out of ir.def.
-
-    Args:
-        text: the file's text.
-
-    Returns:
-        The plan version, the columns' indices by name, and the opcodes' values by name.
+    """Reads the version, the columns' indices and the opcodes' values out of the text of ir.def.
 
     Raises:
         PlanError: a part is missing, or the column indices are not 0, 1, 2, ...
@@ -74,14 +68,8 @@ OPCODE_NAMES = {value: name for name, value in OPCODES.items()}
 def digest(plan: LogicalPlan, version: int = VERSION) -> int:
     """A 63-bit hash of a plan, which is the same on all ranks if they hold the same plan.
 
-    It depends on the calls, not on the rank, the run, the machine or the version of Python.
-
-    Args:
-        plan: the plan; its note and the names of its levels are not hashed.
-        version: the version of the plan language.
-
-    Returns:
-        A non-negative int64.
+    It depends on the calls, not on the rank, the run, the machine or the version of Python. The plan's note and the
+    names of its levels are not hashed.
     """
     kinds = {kind: index for index, kind in enumerate(get_args(Kind))}
     methods = {method: index for index, method in enumerate(get_args(Method))}
@@ -101,16 +89,3 @@ def digest(plan: LogicalPlan, version: int = VERSION) -> int:
             hashed.update(groups[id(call.ranks)])
             add(number for span in call.spans for number in (span.begin, span.count))
     return int.from_bytes(hashed.digest(), "little") & (2**63 - 1)
-
-
-def unit_begin(unit: int, units: int, elements: int) -> int:
-    """The first element of a unit: floor(unit * elements / units), as the engine computes it (tf_ops/plan/plan.h).
-
-    Unit u holds the elements [unit_begin(u), unit_begin(u + 1)).
-
-    Args:
-        unit: the unit, in [0, units]; the result for `units` is `elements`.
-        units: the number of units of the plan.
-        elements: the number of elements of the buffer.
-    """
-    return unit * elements // units

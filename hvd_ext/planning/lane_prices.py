@@ -33,8 +33,8 @@ from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.sparse_planner import best_variant, companion, sparsity_on
 from hvd_ext.topology.tree import Tree
 
-# Segments may be so many times larger than the grain, where a rank's messages take more than this part of the time of
-# the busiest port; they are where a bucket then takes this much less time.
+# Segments may be larger than the grain by these factors, where a rank's messages take more than BUSY_RANK of the time
+# of the busiest port. They are larger where a bucket then takes no more than WORTH_COARSER of its time.
 COARSER = (1, 2, 4)
 BUSY_RANK = 0.5
 WORTH_COARSER = 0.97
@@ -42,16 +42,7 @@ WORTH_COARSER = 0.97
 
 @lru_cache(maxsize=4096)
 def segment_of(tree: Tree, name: str, nbytes: int) -> int:
-    """The segments of a bucket in the lane: of the grain, or larger where messages take much of the processor.
-
-    Args:
-        tree: the cluster.
-        name: the name of a schedule that supports the cluster.
-        nbytes: the bytes of the bucket as sent.
-
-    Returns:
-        Bytes.
-    """
+    """The segments of a bucket as sent: of the grain, or larger where messages take much of the processor."""
     plan = planner.allreduce_plan(tree, name).plan
     return coarser(segment_nbytes(plan, nbytes, tree), nbytes, _factor(tree, name, size_class(nbytes)))
 
@@ -77,25 +68,17 @@ def _point(tree: Tree, name: str, nbytes: int) -> Parts:
     """The price of a bucket by one schedule, at a power of two."""
     half, quarter = nbytes // 2, nbytes // 4
     grains = [segment_of(tree, name, size) for size in (half, nbytes)]
-    # Of so many segments a larger bucket goes on at their pace, unless its segments have another size.
+    # Behind this number of segments a larger bucket continues at their pace, unless its segments have another size.
     if half >= 2 * PLAYED_WINDOWS * WINDOW * grains[0] and abs(grains[1] - grains[0]) <= 0.1 * grains[0]:
-        one, two = _point(tree, name, quarter), _point(tree, name, half)
-        return Parts(3 * two.hold_s - 2 * one.hold_s, two.tail_s)
+        smaller, larger = _point(tree, name, quarter), _point(tree, name, half)
+        return Parts(3 * larger.hold_s - 2 * smaller.hold_s, larger.tail_s)
     plan = planner.allreduce_plan(tree, name).plan
     return parts_of(plan, tree, nbytes, grains[1], lambda: planner.profile_of(tree, name))
 
 
 @lru_cache(maxsize=64)
 def dense_table(tree: Tree, name: str) -> Table:
-    """The price of a bucket in the lane by one schedule.
-
-    Args:
-        tree: the cluster.
-        name: the name of a schedule that supports the cluster.
-
-    Returns:
-        The table, by bytes as sent.
-    """
+    """The price of a bucket in the lane by one schedule, as a table by bytes as sent."""
     return doubling(lambda nbytes: _point(tree, name, nbytes))
 
 
@@ -110,14 +93,7 @@ def _near(tree: Tree, nbytes: int) -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def best_table(tree: Tree) -> Table:
-    """The price of a bucket in the lane by the schedule that is the best for its size.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        The table, by bytes as sent.
-    """
+    """The price of a bucket in the lane by the best schedule for its size, as a table by bytes as sent."""
     return doubling(
         lambda nbytes: min(
             (_point(tree, name, nbytes) for name in _near(tree, nbytes)), key=lambda parts: parts.seconds
@@ -134,40 +110,30 @@ class Candidate:
 
 
 def candidates(tree: Tree, nbytes: int) -> tuple[Candidate, ...]:
-    """Prices a bucket by all schedules that may be the best.
-
-    Args:
-        tree: the cluster.
-        nbytes: the bytes of the bucket as sent.
+    """Prices a bucket as sent by all schedules that may be the best.
 
     Returns:
         The schedules, the cheapest in a lane of its own first; in a tie the one that holds the lane less, then the
         ring, as the simplest.
     """
     low = _low(nbytes)
-    found = [
+    priced = [
         Candidate(name, one_price(table([(size, _point(tree, name, size)) for size in (low, 2 * low)]), nbytes))
         for name in sorted({*_near(tree, low), *_near(tree, 2 * low)})
     ]
-    best_s = min(one.parts.seconds for one in found)
+    best_s = min(candidate.parts.seconds for candidate in priced)
 
-    def rank(one: Candidate) -> tuple[float, float, bool, str]:
-        tied = one.parts.seconds <= best_s * (1 + planner.TIE)
-        return (best_s if tied else one.parts.seconds, round(one.parts.hold_s, 9), one.name != "ring", one.name)
+    def rank(candidate: Candidate) -> tuple[float, float, bool, str]:
+        name, parts = candidate.name, candidate.parts
+        tied = parts.seconds <= best_s * (1 + planner.TIE)
+        return (best_s if tied else parts.seconds, round(parts.hold_s, 9), name != "ring", name)
 
-    return tuple(sorted(found, key=rank))
+    return tuple(sorted(priced, key=rank))
 
 
 def chosen(tree: Tree, name: str, nbytes: int, among: tuple[Candidate, ...]) -> Choice:
-    """Says why a bucket has its schedule.
-
-    Args:
-        tree: the cluster.
-        name: the schedule.
-        nbytes: the bytes of the bucket as sent.
-        among: the schedules that were priced.
-    """
-    parts = {one.name: one.parts for one in among}
+    """Says why a bucket has its schedule."""
+    parts = {candidate.name: candidate.parts for candidate in among}
     first = sorted(parts, key=lambda other: (other != name, parts[other].seconds, other))[: 1 + planner.MOST_NAMED]
     listed = ", ".join(
         f"{other} {parts[other].hold_s * 1e3:.3g} + {parts[other].tail_s * 1e3:.3g} ms" for other in first
@@ -175,48 +141,34 @@ def chosen(tree: Tree, name: str, nbytes: int, among: tuple[Candidate, ...]) -> 
     plan = planner.allreduce_plan(tree, name).plan
     why = f"cheapest in its lane for {nbytes} bytes on {tree.describe()} (hold + tail): {listed}"
     return Choice(
-        plan, name, why + (f"; {plan.note}" if plan.note else ""), tuple((one.name, one.parts.seconds) for one in among)
+        plan,
+        name,
+        why + (f"; {plan.note}" if plan.note else ""),
+        tuple((candidate.name, candidate.parts.seconds) for candidate in among),
     )
 
 
 def one_price(prices: Table, nbytes: float) -> Parts:
-    """Looks a single price up.
-
-    Args:
-        prices: a table.
-        nbytes: the size of the bucket.
-    """
+    """Looks a single price up."""
     hold_s, tail_s = prices.parts_s([nbytes])
     return Parts(float(hold_s[0]), float(tail_s[0]))
 
 
 def sparsity_of(tree: Tree, codec: Codec) -> Sparsity:
-    """The sparsity of an ordinary step, after the warm-up.
-
-    Args:
-        tree: the cluster.
-        codec: the user's options.
-    """
+    """The sparsity of an ordinary step, after the warm-up."""
     return sparsity_on(tree, codec.schedule.densities[-1], codec.entry_nbytes, merges=codec.merges)
 
 
 @lru_cache(maxsize=32)
 def sparse_table(tree: Tree, name: str, sparsity: Sparsity, height: int | None) -> Table:
-    """The price of a bucket in the lane that selects, or is sent whole by its dense companion where that is cheaper.
+    """The price of a bucket that selects, or is sent whole by its dense companion where that is cheaper.
 
-    Args:
-        tree: the cluster.
-        name: the name of a sparse schedule that supports the cluster.
-        sparsity: the sparsity of the step.
-        height: as for sparse_planner.sparse_plan().
-
-    Returns:
-        The table, by bytes of the float32 buffer.
+    The table is by bytes of the float32 buffer.
     """
 
     def price(nbytes: int) -> Parts:
         plan, dense = _variant(tree, name, nbytes, sparsity, height)
-        both = [sparse_parts(one, tree, nbytes, sparsity) for one in (plan, dense)]
+        both = [sparse_parts(either, tree, nbytes, sparsity) for either in (plan, dense)]
         return min(both, key=lambda parts: parts.seconds)
 
     return doubling(price)
@@ -224,16 +176,9 @@ def sparse_table(tree: Tree, name: str, sparsity: Sparsity, height: int | None) 
 
 @lru_cache(maxsize=32)
 def companion_table(tree: Tree, name: str, sparsity: Sparsity, height: int | None) -> Table:
-    """The price of a bucket in the lane that keeps a residual and sends all elements.
+    """The price of a bucket that keeps a residual and sends all elements, by bytes of the float32 buffer.
 
-    Args:
-        tree: the cluster.
-        name: the name of a sparse schedule that supports the cluster.
-        sparsity: the sparsity of other steps, for which the plan is chosen.
-        height: as for sparse_planner.sparse_plan().
-
-    Returns:
-        The table, by bytes of the float32 buffer.
+    The plan is chosen for the sparsity of other steps.
     """
 
     def price(nbytes: int) -> Parts:
@@ -243,14 +188,7 @@ def companion_table(tree: Tree, name: str, sparsity: Sparsity, height: int | Non
 
 
 def sparse_parts(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> Parts:
-    """The price in the lane of a bucket with a residual, which runs as one segment.
-
-    Args:
-        plan: a sparse plan, or its dense companion.
-        tree: the cluster.
-        nbytes: the size of the float32 buffer.
-        sparsity: the sparsity of the step.
-    """
+    """The price in the lane of a sparse plan or of its dense companion, which runs as one segment."""
     low = _low(nbytes)
     if nbytes == low:
         return _sparse_point(plan, tree, nbytes, sparsity)
@@ -265,12 +203,7 @@ def _sparse_point(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity
 
 @lru_cache(maxsize=256)
 def gather_parts(tree: Tree, nbytes: int) -> Parts:
-    """The price in the lane of an all-gather, as of the rows of an embedding.
-
-    Args:
-        tree: the cluster.
-        nbytes: the bytes that all ranks together gather.
-    """
+    """The price in the lane of an all-gather of so many bytes in all, as of the rows of an embedding."""
     load = profile if tree.size <= MOST_RANKS else level_profile
     plan = planner.all_gather_plan(tree)
     return parts_of(plan, tree, nbytes, max(nbytes, 1), lambda: load(plan, tree))
@@ -284,8 +217,8 @@ def _low(nbytes: int) -> int:
 def _variant(
     tree: Tree, name: str, nbytes: int, sparsity: Sparsity, height: int | None
 ) -> tuple[LogicalPlan, LogicalPlan]:
-    found = best_variant(tree, name, nbytes, sparsity, height)
-    if isinstance(found, str):
-        raise PlanError(f"algorithm {name!r} on {tree.describe()}: {found}; choose another one")
-    _, plan, used = found
+    variant = best_variant(tree, name, nbytes, sparsity, height)
+    if isinstance(variant, str):
+        raise PlanError(f"algorithm {name!r} on {tree.describe()}: {variant}; choose another one")
+    _, plan, used = variant
     return plan, companion(tree, name, used)

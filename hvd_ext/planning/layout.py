@@ -33,7 +33,7 @@ MOST_BUCKETS = 100  # more are played only where no fewer are as good
 PLAYED_MESSAGES = 12_000
 # Steps within this factor are a tie, in which the bucketer with the fewest buckets wins, then the simplest one.
 TIE = 0.005
-# With up to so many buckets each may get a schedule that is not the fastest alone, but better in the lane.
+# Up to this number of buckets, each may get a schedule that is not the fastest alone, but better in the lane.
 MOST_EXCHANGED = 64
 WORTH_EXCHANGING = 0.001
 # The rounds in which a quick bucketer looks for the tensors that must be sparsified, each within a smaller factor.
@@ -59,7 +59,6 @@ def layout(
     """Lay out a step: divide its tensors into buckets, and choose a plan for each.
 
     Args:
-        tree: the cluster.
         tensors: the tensors of the step, of dtypes of `DTYPES`, in the order of the model's layers.
         op: the number of `Sum` or `Average`.
         algorithm: a schedule's name or "auto", for buckets without a selection.
@@ -82,29 +81,29 @@ def layout(
     """
     sent_tensors = tuple(range(len(tensors)) if places is None else places)
     step = _Step(tree, tuple(tensors), op, algorithm, wire, topk, sparse_algorithm, momentum, times)
-    asked = BucketingRequest(sent_tensors, bucket_nbytes, groups, buckets)
+    bucketing = BucketingRequest(sent_tensors, bucket_nbytes, groups, buckets)
     selected = frozenset(
         place for place in sent_tensors if topk is not None and topk.takes(tensors[place].shape, tensors[place].dtype)
     )
     if topk is not None and topk.where == "needed" and times is not None and selected:
-        selected = _needed(step, asked, selected)
-    return _laid_out(step, asked, selected)
+        selected = _needed(step, bucketing, selected)
+    return _laid_out(step, bucketing, selected)
 
 
-def _needed(step: _Step, asked: BucketingRequest, selected: frozenset[int]) -> frozenset[int]:
+def _needed(step: _Step, bucketing: BucketingRequest, selected: frozenset[int]) -> frozenset[int]:
     """The tensors that TopK(where="needed") sparsifies: found with a quick bucketer, and confirmed by the best."""
     assert step.times is not None
-    quick = asked
-    if asked.buckets in ("auto", "optimal") and asked.groups is None:
-        quick = dataclasses.replace(asked, buckets="mgwfbp")
-    limit_s = _quickest(step, asked, selected) * needed.NEAR
+    quick = bucketing
+    if bucketing.buckets in ("auto", "optimal") and bucketing.groups is None:
+        quick = dataclasses.replace(bucketing, buckets="mgwfbp")
+    limit_s = _quickest(step, bucketing, selected) * needed.NEAR
     near = needed.NEAR
     for _ in range(MOST_CONFIRMED):
-        found = needed.fewest(
+        fewest = needed.fewest(
             step.tensors, step.ready_s, selected, lambda some: _quickest(step, quick, frozenset(some)), near
         )
-        if _quickest(step, asked, found) <= limit_s:
-            return found
+        if _quickest(step, bucketing, fewest) <= limit_s:
+            return fewest
         near = math.sqrt(near)
     return selected
 
@@ -157,10 +156,10 @@ class _Step:
             return made(self.tree, self.sparse_algorithm, sparsity, self.topk.height)
         halved = self.wire is not None and dtype == "float32"
         if self.algorithm == "auto":
-            found = lane_prices.best_table(self.tree)
+            prices = lane_prices.best_table(self.tree)
         else:
-            found = lane_prices.dense_table(self.tree, self.algorithm)
-        return dataclasses.replace(found, nbytes=2 * found.nbytes) if halved else found
+            prices = lane_prices.dense_table(self.tree, self.algorithm)
+        return dataclasses.replace(prices, nbytes=2 * prices.nbytes) if halved else prices
 
     def bucket(self, members: tuple[int, ...], nbytes: int, selects: bool, name: str | None = None) -> BucketLayout:
         """Plans a bucket; `name` is a schedule that was chosen by the lane's price."""
@@ -220,29 +219,29 @@ class _Divided:
     selects: tuple[bool, ...]
 
 
-def _laid_out(step: _Step, asked: BucketingRequest, selected: frozenset[int]) -> Layout:
-    request = _request(step, asked, selected)
-    if not asked.places:
+def _laid_out(step: _Step, bucketing: BucketingRequest, selected: frozenset[int]) -> Layout:
+    request = _request(step, bucketing, selected)
+    if not bucketing.places:
         return Layout(step.tensors, ())
     if step.times is None:
-        name = _named(step, asked, request)
+        name = _bucketer_name(step, bucketing, request)
         name = bucketers.choose(request) if name == "auto" else name
-        return _built(step, _divided(asked, request, name, selected))
-    priced, found = _priced(step, asked, request, selected)
-    outcomes = dict(found)
+        return _built(step, _divided(bucketing, request, name, selected))
+    priced, priced_outcomes = _priced(step, bucketing, request, selected)
+    outcomes = dict(priced_outcomes)
     worth = _worth(priced)
     if len(worth) > 1:
-        layouts = [_built(step, one) for _, one in worth]
-        lanes = [lane_of(step.tree, one, step.times) for one in layouts]
-        if max(lane.messages_of(one, step.tree) for one in lanes) <= PLAYED_MESSAGES:  # all are played, or none is
-            steps = [in_lane(step.tree, one, step.times).step_s for one in lanes]
-            worth = [(step_s, one) for step_s, (_, one) in zip(steps, worth, strict=True)]
-            for step_s, one in worth:
-                outcomes[one.name] = dataclasses.replace(outcomes[one.name], step_s=step_s)
+        lanes = [lane_of(step.tree, _built(step, divided), step.times) for _, divided in worth]
+        # all are played, or none is
+        if max(lane.messages_of(scheduled, step.tree) for scheduled in lanes) <= PLAYED_MESSAGES:
+            steps = [in_lane(step.tree, scheduled, step.times).step_s for scheduled in lanes]
+            worth = [(step_s, divided) for step_s, (_, divided) in zip(steps, worth, strict=True)]
+            for step_s, divided in worth:
+                outcomes[divided.name] = dataclasses.replace(outcomes[divided.name], step_s=step_s)
     _, best = min(_tied(worth), key=lambda pair: (len(pair[1].members), bucketers.SIMPLEST_FIRST.index(pair[1].name)))
     listed = sorted(
         outcomes.values(),
-        key=lambda one: (one.bucketer != best.name, one.step_s is None, one.step_s or 0.0, one.bucketer),
+        key=lambda row: (row.bucketer != best.name, row.step_s is None, row.step_s or 0.0, row.bucketer),
     )
     return dataclasses.replace(_built(step, best), outcomes=tuple(listed))
 
@@ -252,31 +251,31 @@ _Priced = list[tuple[float, _Divided]]  # the step of each bucketer, seconds
 
 def _tied(priced: _Priced) -> _Priced:
     least_s = min(step_s for step_s, _ in priced)
-    return [(step_s, one) for step_s, one in priced if step_s <= least_s * (1 + TIE)]
+    return [(step_s, divided) for step_s, divided in priced if step_s <= least_s * (1 + TIE)]
 
 
 def _worth(priced: _Priced) -> _Priced:
     """The bucketers that may be the best when they are played."""
-    near = [(step_s, one) for step_s, one in priced if step_s <= priced[0][0] * WORTH_PLAYING]
-    if any(len(one.members) <= MOST_BUCKETS for _, one in _tied(near)):
-        near = [(step_s, one) for step_s, one in near if len(one.members) <= MOST_BUCKETS]
+    near = [(step_s, divided) for step_s, divided in priced if step_s <= priced[0][0] * WORTH_PLAYING]
+    if any(len(divided.members) <= MOST_BUCKETS for _, divided in _tied(near)):
+        near = [(step_s, divided) for step_s, divided in near if len(divided.members) <= MOST_BUCKETS]
     return near[:MOST_PLAYED]
 
 
-def _quickest(step: _Step, asked: BucketingRequest, selected: frozenset[int]) -> float:
+def _quickest(step: _Step, bucketing: BucketingRequest, selected: frozenset[int]) -> float:
     """The shortest step of all bucketers by the prices of buckets, seconds."""
-    priced, _ = _priced(step, asked, _request(step, asked, selected), selected)
+    priced, _ = _priced(step, bucketing, _request(step, bucketing, selected), selected)
     return priced[0][0]
 
 
 def _priced(
-    step: _Step, asked: BucketingRequest, request: bucketers.Request, selected: frozenset[int]
+    step: _Step, bucketing: BucketingRequest, request: bucketers.Request, selected: frozenset[int]
 ) -> tuple[_Priced, dict[str, Outcome]]:
     """Predicts the step of each bucketer by the prices of buckets: those that apply, the shortest step first."""
-    if (selected, asked.buckets) in step.known:
-        return step.known[selected, asked.buckets]
+    if (selected, bucketing.buckets) in step.known:
+        return step.known[selected, bucketing.buckets]
     assert step.times is not None
-    named = _named(step, asked, request)
+    named = _bucketer_name(step, bucketing, request)
     names: Sequence[str] = (named,)
     if named == "auto":  # of those that do without times only the simplest
         timeless, simplest = ("by_size", "by_groups"), bucketers.choose(request)
@@ -288,18 +287,18 @@ def _priced(
         if reason is not None and named == "auto":
             outcomes[name] = Outcome(name, None, reason=reason)
             continue
-        one = _divided(asked, request, name, selected)
-        step_s = of_lane(step.times, *_by_price(step, _ready_s(step, one), _parts(step, one))).step_s
-        outcomes[name] = Outcome(name, step_s, len(one.members))
-        priced.append((step_s, one))
-    step.known[selected, asked.buckets] = sorted(priced, key=lambda pair: pair[0]), outcomes
-    return step.known[selected, asked.buckets]
+        divided = _divided(bucketing, request, name, selected)
+        step_s = of_lane(step.times, *_by_price(step, _ready_s(step, divided), _parts(step, divided))).step_s
+        outcomes[name] = Outcome(name, step_s, len(divided.members))
+        priced.append((step_s, divided))
+    step.known[selected, bucketing.buckets] = sorted(priced, key=lambda pair: pair[0]), outcomes
+    return step.known[selected, bucketing.buckets]
 
 
 def _by_price(step: _Step, ready_s: Sequence[float], parts: Sequence[Parts]) -> tuple[list[float], list[float]]:
     """The times at which the buckets, and what travels beside them, begin and end by their prices."""
     both = lane.in_turn(zip(ready_s, parts, strict=True), step.loads)
-    return lane.recursion([ready for ready, _ in both], [one for _, one in both])
+    return lane.recursion([ready for ready, _ in both], [price for _, price in both])
 
 
 def _ready_s(step: _Step, divided: _Divided) -> list[float]:
@@ -311,51 +310,54 @@ def _parts(step: _Step, divided: _Divided) -> list[Parts]:
     kinds = [
         (step.tensors[group[0]].dtype, selects) for group, selects in zip(divided.members, divided.selects, strict=True)
     ]
-    found: dict[int, Parts] = {}
+    prices: dict[int, Parts] = {}
     for kind in dict.fromkeys(kinds):
-        own = [number for number, other in enumerate(kinds) if other == kind]
-        hold_s, tail_s = step.price(kind).parts_s([divided.nbytes[number] for number in own])
-        found.update(zip(own, map(Parts, hold_s.tolist(), tail_s.tolist()), strict=True))
-    return [found[number] for number in range(len(kinds))]
+        of_kind = [number for number, other in enumerate(kinds) if other == kind]
+        hold_s, tail_s = step.price(kind).parts_s([divided.nbytes[number] for number in of_kind])
+        prices.update(zip(of_kind, map(Parts, hold_s.tolist(), tail_s.tolist()), strict=True))
+    return [prices[number] for number in range(len(kinds))]
 
 
-def _request(step: _Step, asked: BucketingRequest, selected: frozenset[int]) -> bucketers.Request:
-    number = {place: index for index, place in enumerate(asked.places)}
-    groups = asked.groups
+def _request(step: _Step, bucketing: BucketingRequest, selected: frozenset[int]) -> bucketers.Request:
+    number = {place: index for index, place in enumerate(bucketing.places)}
+    groups = bucketing.groups
     if groups is not None and not isinstance(groups, int):
         groups = [[number[place] for place in group if place in number] for group in groups]
     sparse = frozenset(number[place] for place in selected)
-    ready_s = None if step.times is None else [step.ready_s[place] for place in asked.places]
-    some = [step.tensors[place] for place in asked.places]
+    ready_s = None if step.times is None else [step.ready_s[place] for place in bucketing.places]
+    some = [step.tensors[place] for place in bucketing.places]
     price = None if step.times is None else step.price
-    return bucketers.Request(some, asked.bucket_nbytes, groups, sparse, ready_s, price)
+    return bucketers.Request(some, bucketing.bucket_nbytes, groups, sparse, ready_s, price)
 
 
-def _named(step: _Step, asked: BucketingRequest, request: bucketers.Request) -> str:
+def _bucketer_name(step: _Step, bucketing: BucketingRequest, request: bucketers.Request) -> str:
     """The bucketer that is asked for, or "auto"."""
-    named = asked.buckets
+    named = bucketing.buckets
     if named == "auto":
         return named
     bucketer = bucketers.get(named)
-    if asked.groups is not None:  # they go before any name
+    if bucketing.groups is not None:  # they go before any name
         return bucketers.choose(request)
     if step.times is None:
         timed = dataclasses.replace(request, ready_s=[0.0] * len(request.tensors), price=step.price)
-        reasons = [bucketers.supports(bucketer, one) for one in (request, timed)]
+        reasons = [bucketers.supports(bucketer, tried) for tried in (request, timed)]
         if reasons[0] is not None and reasons[1] is None:  # it only waits for times
             return bucketers.choose(request)
     return named
 
 
-def _divided(asked: BucketingRequest, request: bucketers.Request, name: str, selected: frozenset[int]) -> _Divided:
-    found = bucketers.plan(request, name).buckets
-    members = tuple(tuple(asked.places[index] for index in bucket.tensors) for bucket in found)
-    return _Divided(name, members, tuple(bucket.nbytes for bucket in found), tuple(m[0] in selected for m in members))
+def _divided(bucketing: BucketingRequest, request: bucketers.Request, name: str, selected: frozenset[int]) -> _Divided:
+    buckets = bucketers.plan(request, name).buckets
+    members = tuple(tuple(bucketing.places[index] for index in bucket.tensors) for bucket in buckets)
+    return _Divided(name, members, tuple(bucket.nbytes for bucket in buckets), tuple(m[0] in selected for m in members))
 
 
 def _built(step: _Step, divided: _Divided) -> Layout:
     names = _exchanged(step, divided)
-    built = [step.bucket(*one) for one in zip(divided.members, divided.nbytes, divided.selects, names, strict=True)]
+    built = [
+        step.bucket(*arguments)
+        for arguments in zip(divided.members, divided.nbytes, divided.selects, names, strict=True)
+    ]
     return Layout(step.tensors, tuple(built), divided.name)
 
 

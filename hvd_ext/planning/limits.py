@@ -11,11 +11,7 @@ MOST_SIMULATED = 16
 
 
 def size_class(nbytes: int) -> int:
-    """The buffer size that stands for all similar sizes: the nearest power of two, by ratio.
-
-    Args:
-        nbytes: a size, 0 or more.
-    """
+    """The buffer size that stands for all similar sizes: the nearest power of two, by ratio."""
     low = 1 << max(nbytes.bit_length() - 1, 0)
     return low if nbytes * nbytes < 2 * low * low else 2 * low
 
@@ -24,7 +20,6 @@ def stands_for(size: int, least: int = 1) -> str:
     """Describes, in words, the range of buffer sizes that share one choice.
 
     Args:
-        size: a class, from size_class().
         least: the smallest class, which includes all smaller sizes.
     """
     first = 0 if size <= least else math.isqrt(size * size // 2 - 1) + 1

@@ -43,10 +43,6 @@ _OF_SPARSE_PLANS = frozenset((*LOCAL, *SPARSE))
 def rows_of(plan: LogicalPlan, rank: int) -> Rows:
     """Makes the rows of one rank, without making those of the other ranks.
 
-    Args:
-        plan: the plan of all ranks.
-        rank: the rank.
-
     Returns:
         int64 [n, 5], with the columns of ir.def, sorted by round. Within a round receives come before sends, and both
         are sorted by their first unit, so that the messages of each pair of ranks match in order. Local rows are in the
@@ -60,9 +56,9 @@ def rows_of(plan: LogicalPlan, rank: int) -> Rows:
     parts: list[Rows] = []
     first_round = 0
     for level in plan.levels:
-        own = [call for call in level.calls if rank == call.root or rank in call.ranks]
-        made = [_rows_of_call(call, rank) for call in own if call.kind not in _OF_SPARSE_PLANS]
-        if sparse := [call for call in own if call.kind in _OF_SPARSE_PLANS]:
+        calls = [call for call in level.calls if rank == call.root or rank in call.ranks]
+        made = [_rows_of_call(call, rank) for call in calls if call.kind not in _OF_SPARSE_PLANS]
+        if sparse := [call for call in calls if call.kind in _OF_SPARSE_PLANS]:
             made.append(sparse_rows(sparse, rank))
         for rows in made:
             rows[:, ROUND] += first_round
@@ -77,20 +73,12 @@ def rows_of(plan: LogicalPlan, rank: int) -> Rows:
 
 
 def rounds_of(plan: LogicalPlan) -> int:
-    """The number of rounds of a plan, over all ranks; a single rank may have rows in fewer rounds.
-
-    Args:
-        plan: the plan.
-    """
+    """The number of rounds of a plan, over all ranks; a single rank may have rows in fewer rounds."""
     return sum(rounds_of_level(level) for level in plan.levels)
 
 
 def rounds_of_level(level: Level) -> int:
-    """The number of rounds of the longest call of a level; 0 for a level without calls.
-
-    Args:
-        level: the level.
-    """
+    """The number of rounds of the longest call of a level; 0 for a level without calls."""
     return max((rounds_of_call(call) for call in level.calls), default=0)
 
 
@@ -99,9 +87,6 @@ def rounds_of_call(call: Call) -> int:
 
     A ring takes d - 1 rounds, a recursive call ceil(log2 d), and a direct call one; a root outside the group takes one
     more. An exchange takes one round. Calls of sparse plans also have rounds of local rows.
-
-    Args:
-        call: the call.
     """
     if call.kind in _OF_SPARSE_PLANS:
         return rounds_of_sparse_call(call)
@@ -137,10 +122,10 @@ def _rows_of_call(call: Call, rank: int) -> Rows:
     hops = [np.empty((0, _HOP_COLUMNS), dtype=np.int64)]
     if rank in call.ranks:
         hops.append(_reduction(call.method, size, call.ranks.index(rank), targets))
-    found = np.concatenate(hops)
-    rows = np.empty((len(found), 5), dtype=np.int64)
-    rows[:, ROUND], rows[:, OPCODE] = found[:, 0], found[:, 1]
-    rows[:, PEER], rows[:, BEGIN], rows[:, COUNT] = ranks[found[:, 2]], begins[found[:, 3]], counts[found[:, 3]]
+    table = np.concatenate(hops)
+    rows = np.empty((len(table), 5), dtype=np.int64)
+    rows[:, ROUND], rows[:, OPCODE] = table[:, 0], table[:, 1]
+    rows[:, PEER], rows[:, BEGIN], rows[:, COUNT] = ranks[table[:, 2]], begins[table[:, 3]], counts[table[:, 3]]
     if call.root >= 0 and call.root not in call.ranks:
         rows = np.concatenate((rows, _hand_over(call, rank)))
     rows = _merged(rows[rows[:, COUNT] > 0])
@@ -200,8 +185,8 @@ def _reduction(method: Method, size: int, place: int, targets: _Ints) -> _Ints:
     distance = (place - targets) % size
     if method == "direct":
         others = np.array([p for p in range(size) if p != place], dtype=np.int64)
-        own = spans[distance == 0]
-        received = [_hops(0, RECV_REDUCE, others, np.full_like(others, span), True) for span in own]
+        reduced_here = spans[distance == 0]
+        received = [_hops(0, RECV_REDUCE, others, np.full_like(others, span), True) for span in reduced_here]
         return np.concatenate([_hops(0, SEND, targets, spans, distance > 0), *received])
     steps = _steps(method, size)
     parts = [np.empty((0, _HOP_COLUMNS), dtype=np.int64)]

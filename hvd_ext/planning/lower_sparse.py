@@ -39,11 +39,7 @@ class _Row(NamedTuple):
 
 
 def rounds_of_sparse_call(call: Call) -> int:
-    """The number of rounds of one call of a sparse plan; messages and local rows are in separate rounds.
-
-    Args:
-        call: a call of a kind in model.LOCAL or model.SPARSE.
-    """
+    """The number of rounds of one call of a sparse plan; messages and local rows are in separate rounds."""
     if call.kind == "sparse_broadcast":
         return 2 * (len(call.ranks) - 1).bit_length()
     return _ROUNDS[call.kind]
@@ -54,7 +50,6 @@ def sparse_rows(calls: Sequence[Call], rank: int) -> Rows:
 
     Args:
         calls: the calls in which the rank takes part, of kinds in model.LOCAL and model.SPARSE.
-        rank: the rank.
 
     Returns:
         int64 [n, 5], with rounds counted from 0. The local rows of a round are in the order in which they run: first
@@ -87,12 +82,12 @@ def _ahead(calls: Sequence[Call], rank: int) -> dict[int, int]:
 
     There is one number for each peer, so that two messages to one peer stay in the order of their units.
     """
-    found: dict[int, int] = {}
+    ahead: dict[int, int] = {}
     for call in calls:
-        own, size = call.ranks.index(rank), len(call.ranks)
+        place_of_rank, size = call.ranks.index(rank), len(call.ranks)
         for place, peer in enumerate(call.ranks):
-            found[peer] = min(found.get(peer, size), (place - own) % size)
-    return found
+            ahead[peer] = min(ahead.get(peer, size), (place - place_of_rank) % size)
+    return ahead
 
 
 def _select(call: Call, rank: int) -> Iterator[_Row]:
@@ -108,22 +103,22 @@ def _scatter(call: Call, rank: int) -> Iterator[_Row]:
 
 def _allreduce(call: Call, rank: int) -> Iterator[_Row]:
     begin, count = call.spans[0].begin, call.spans[0].count
-    own = call.ranks.index(rank)
+    place_of_rank = call.ranks.index(rank)
     yield _Row(1, -1, ir.CLEAR, rank, begin, count)
     for place, peer in enumerate(call.ranks):
         if peer != rank:
-            yield _Row(0, own, ir.SEND_SPARSE, peer, begin, count)
+            yield _Row(0, place_of_rank, ir.SEND_SPARSE, peer, begin, count)
             yield _Row(0, place, ir.RECV_SPARSE, peer, begin, count)
         yield _Row(1, place, ir.SCATTER_ADD, peer, begin, count)
 
 
 def _all_gather(call: Call, rank: int) -> Iterator[_Row]:
-    own = call.ranks.index(rank)
-    held = call.spans[own]
-    yield _Row(0, own, ir.PACK, rank, held.begin, held.count)
+    place_of_rank = call.ranks.index(rank)
+    shard = call.spans[place_of_rank]
+    yield _Row(0, place_of_rank, ir.PACK, rank, shard.begin, shard.count)
     for place, (peer, span) in enumerate(zip(call.ranks, call.spans, strict=True)):
         if peer != rank:
-            yield _Row(1, own, ir.SEND_SPARSE, peer, held.begin, held.count)
+            yield _Row(1, place_of_rank, ir.SEND_SPARSE, peer, shard.begin, shard.count)
             yield _Row(1, place, ir.RECV_SPARSE, peer, span.begin, span.count)
             yield _Row(2, -1, ir.CLEAR, rank, span.begin, span.count)
             yield _Row(2, place, ir.SCATTER_ADD, peer, span.begin, span.count)

@@ -74,7 +74,6 @@ class Call:
     to it, sends it the result. FlexReduce needs this where a learner's target range leaves its current range.
 
     Args:
-        kind: what the call does.
         ranks: the group in the order of its ring.
         spans: one span per rank for reduce_scatter, all_gather, all_to_all and sparse_all_gather, else one span.
         root: the rank where a reduce ends or a broadcast starts; -1 for the other kinds.
@@ -131,7 +130,6 @@ class Level:
     """Calls that run at the same time; if a rank takes part in several of them, their spans are disjoint.
 
     Args:
-        calls: the calls, in any order.
         name: the purpose of the level, for explanations ("reduce in hosts").
     """
 
@@ -144,10 +142,8 @@ class LogicalPlan:
     """A collective as levels of calls, for all ranks. It is in units, and so valid for every buffer size and dtype.
 
     Args:
-        algorithm: the schedule that made the plan.
         collective: what the plan computes. An all_gather or reduce_scatter has one unit per rank: unit r belongs to
             rank r. An all_to_all has P^2 units: unit s * P + r goes from rank s to rank r.
-        size: the number of ranks.
         units: the number of equal parts into which the buffer is divided.
         levels: the levels in their order; a rank begins the next level as soon as its own calls of a level are done.
         note: a remark of the schedule ("no factorisation follows the topology: falls back to ring").
@@ -197,20 +193,12 @@ class LogicalPlan:
 
 @lru_cache(maxsize=256)
 def is_sparse(plan: LogicalPlan) -> bool:
-    """Whether a plan sends entries of sparse vectors or keeps a residual; it then runs as one segment, on float32.
-
-    Args:
-        plan: any plan.
-    """
+    """Whether a plan sends entries of sparse vectors or keeps a residual; it then runs as one segment, on float32."""
     return any(call.kind in (*LOCAL, *SPARSE) for level in plan.levels for call in level.calls)
 
 
 def reversed_level(level: Level, name: str = "") -> Level:
     """Mirrors a level of reductions: on the same groups reduce_scatter becomes all_gather, and reduce broadcast.
-
-    Args:
-        level: a level of reduce_scatter and reduce calls.
-        name: the name of the new level.
 
     Raises:
         PlanError: a call is not a reduction.

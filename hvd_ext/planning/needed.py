@@ -27,7 +27,6 @@ def fewest(
     """Finds the tensors that are sparsified.
 
     Args:
-        tensors: the tensors of the step.
         ready_s: the time at which each is ready, seconds.
         selected: the places of the tensors that may be sparsified.
         step_s: predicts the step if only the tensors of some places are sparsified, seconds.

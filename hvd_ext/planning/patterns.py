@@ -14,21 +14,12 @@ Hosts = Sequence[Sequence[int]]
 
 
 def nothing(size: int) -> LogicalPlan:
-    """A plan without messages: a step takes what the engine needs to take a buffer and to give it back.
-
-    Args:
-        size: the number of ranks.
-    """
+    """A plan without messages: a step takes what the engine needs to take a buffer and to give it back."""
     return LogicalPlan("probe", "allreduce", size, 1, ())
 
 
 def selection(size: int, dense: bool) -> LogicalPlan:
-    """A plan in which every rank selects from its whole buffer and sends nothing.
-
-    Args:
-        size: the number of ranks.
-        dense: whether nothing is selected: the companion that a sparse bucket has.
-    """
+    """A plan in which every rank selects from its whole buffer, or folds it if `dense`, and sends nothing."""
     calls = tuple(Call("fold" if dense else "select", (rank,), (Span(0, 1),)) for rank in range(size))
     return LogicalPlan("probe", "allreduce", size, 1, (Level(calls),))
 
@@ -38,7 +29,6 @@ def rings(groups: Hosts, size: int, kind: Kind = "all_gather", *, rounds: int = 
 
     Args:
         groups: the groups; one of a single rank sends nothing.
-        size: the number of ranks of the job.
         kind: "all_gather", whose messages replace what was there, or "reduce_scatter", whose messages are added to it.
         rounds: the least number of rounds. In the largest group each rank sends `messages` messages a round.
         messages: the number of messages that a rank sends in a round.
@@ -59,21 +49,15 @@ def rings(groups: Hosts, size: int, kind: Kind = "all_gather", *, rounds: int = 
 
 
 def both(groups: Hosts, size: int) -> LogicalPlan:
-    """An allreduce in each group: a ring that adds, then a ring that sends the sums around.
-
-    Args:
-        groups: the groups, see rings().
-        size: the number of ranks of the job.
-    """
+    """An allreduce in each group: a ring that adds, then a ring that sends the sums around."""
     first, second = rings(groups, size, "reduce_scatter"), rings(groups, size, "all_gather")
     return LogicalPlan("probe", "allreduce", size, first.units, first.levels + second.levels)
 
 
 def pairs_of(hosts: int, rounds: int) -> list[list[tuple[int, int]]]:
-    """Who meets whom: in each round every host meets another one, and over hosts - 1 rounds it meets all.
+    """Pairs hosts: in each round every host meets another one, and over hosts - 1 rounds it meets all.
 
     Args:
-        hosts: the number of hosts.
         rounds: the largest number of rounds.
 
     Returns:
@@ -81,13 +65,13 @@ def pairs_of(hosts: int, rounds: int) -> list[list[tuple[int, int]]]:
         method of round-robin tournaments.
     """
     circle = [*range(hosts)] + [-1] * (hosts % 2)
-    found = []
+    rounds_of_pairs = []
     for _ in range(min(len(circle) - 1, rounds)):
         half = len(circle) // 2
         met = [(circle[place], circle[-1 - place]) for place in range(half)]
-        found.append([(min(pair), max(pair)) for pair in met if -1 not in pair])
+        rounds_of_pairs.append([(min(pair), max(pair)) for pair in met if -1 not in pair])
         circle = [circle[0], circle[-1], *circle[1:-1]]
-    return found
+    return rounds_of_pairs
 
 
 def exchanges(
@@ -96,10 +80,7 @@ def exchanges(
     """The ranks of one host exchange messages with those of another, all pairs of hosts at the same time.
 
     Args:
-        hosts: the ranks of each host.
         pairs: pairs of hosts; a host is in at most one.
-        size: the number of ranks of the job.
-        rounds: the number of rounds.
         messages: the number of messages that a rank of the larger host sends and receives in a round.
 
     Returns:
@@ -108,8 +89,8 @@ def exchanges(
     """
     most = max((len(hosts[host]) for pair in pairs for host in pair), default=1)
     calls = []
-    for one, two in pairs:
-        first, second = hosts[one], hosts[two]
+    for left, right in pairs:
+        first, second = hosts[left], hosts[right]
         for place in range(max(len(first), len(second))):
             ranks = (first[place % len(first)], second[place % len(second)])
             for message in range(messages):

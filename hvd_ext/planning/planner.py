@@ -48,23 +48,19 @@ def allreduce_plan(tree: Tree, algorithm: str = "auto", nbytes: int = DEFAULT_NB
     """Chooses the plan of an allreduce.
 
     Args:
-        tree: the cluster.
         algorithm: a schedule's name, or "auto" for the cheapest at size_class(nbytes), so that the buckets of a model,
             which have many similar sizes, share one choice. Prices are those of price(), except that schedules far from
             the best have the price of their Profile.
         nbytes: the typical size of a buffer, for example of a bucket.
 
-    Returns:
-        The choice, with its reason.
-
     Raises:
         PlanError: no schedule has that name, or it does not support the cluster.
     """
-    return _cheapest(tree, size_class(nbytes)) if algorithm == "auto" else _named(tree, algorithm)
+    return _cheapest(tree, size_class(nbytes)) if algorithm == "auto" else _by_name(tree, algorithm)
 
 
 @lru_cache(maxsize=64)
-def _named(tree: Tree, name: str) -> Choice:
+def _by_name(tree: Tree, name: str) -> Choice:
     reason = registry.supports(registry.get(name), tree)
     if reason is not None:
         raise PlanError(f"algorithm {name!r} on {tree.describe()}: {reason}; choose another one, or 'auto'")
@@ -95,12 +91,7 @@ def _cheapest(tree: Tree, nbytes: int) -> Choice:
 
 
 def preference(tree: Tree, chosen: Choice, other: str) -> str:
-    """Gives the reason why a choice was preferred to another algorithm that takes nearly as long.
-
-    Args:
-        tree: the cluster.
-        chosen: the choice of allreduce_plan() with "auto".
-        other: another algorithm that applies.
+    """Gives the reason why the choice of "auto" was preferred to another algorithm that takes nearly as long.
 
     Returns:
         A predicate about the chosen algorithm, such as "is the simplest".
@@ -123,20 +114,14 @@ def _preference(tree: Tree, name: str, other: str, prices: dict[str, float]) -> 
 
 def _load_s(tree: Tree, name: str) -> float:
     """The sum of the busiest ports of all kinds of links; rounded, because equal plans may differ in the last bit."""
-    return float(f"{sum(found.busiest_s_per_byte for found in traffic(_built(tree, name), tree)):.9g}")
+    return float(f"{sum(kind.busiest_s_per_byte for kind in traffic(_built(tree, name), tree)):.9g}")
 
 
 @lru_cache(maxsize=1024)
 def price(tree: Tree, name: str, nbytes: int) -> Simulation:
-    """The price of a schedule's plan on a cluster, pipelined in the segments of segment_nbytes().
+    """The price of a schedule's plan, pipelined in the segments of segment_nbytes().
 
-    Args:
-        tree: the cluster.
-        name: the name of a schedule that supports the cluster.
-        nbytes: the size of the buffer.
-
-    Returns:
-        Up to 16 ranks the price is simulated. Above, it is the price of the Profile.
+    Up to 16 ranks the price is simulated. Above, it is the price of the Profile.
     """
     plan = _built(tree, name)
     if tree.size <= MOST_SIMULATED:
@@ -147,16 +132,7 @@ def price(tree: Tree, name: str, nbytes: int) -> Simulation:
 
 
 def quick_price_s(tree: Tree, name: str, nbytes: int) -> float:
-    """The price of the Profile, which takes no simulation.
-
-    Args:
-        tree: the cluster.
-        name: the name of a schedule that supports the cluster.
-        nbytes: the size of the buffer.
-
-    Returns:
-        Seconds.
-    """
+    """The price of the Profile, which takes no simulation."""
     return profile_of(tree.at(nbytes), name).price_s(nbytes, segment_nbytes(_built(tree, name), nbytes, tree))
 
 
@@ -164,12 +140,7 @@ def quick_price_s(tree: Tree, name: str, nbytes: int) -> float:
 def profile_of(tree: Tree, name: str) -> Profile:
     """The load of a schedule's plan on a cluster.
 
-    Args:
-        tree: the cluster.
-        name: the name of a schedule that supports the cluster.
-
-    Returns:
-        The load; it is made from the rows of all ranks up to 64 ranks, and from the calls of the levels above.
+    It is made from the rows of all ranks up to 64 ranks, and from the calls of the levels above.
     """
     return (profile if tree.size <= MOST_RANKS else level_profile)(_built(tree, name), tree)
 
@@ -183,11 +154,7 @@ def _built(tree: Tree, name: str) -> LogicalPlan:
 def all_gather_plan(tree: Tree) -> LogicalPlan:
     """The plan of an all-gather: a ring in tree order, which enters and leaves each host once.
 
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan with one unit per rank; unit r belongs to rank r. The engine maps units to parts of any sizes.
+    It has one unit per rank; unit r belongs to rank r. The engine maps units to parts of any sizes.
     """
     spans = tuple(Span(rank, 1) for rank in tree.ranks)
     levels = (Level((Call("all_gather", tree.ranks, spans),), "all-gather over all ranks"),) if tree.size > 1 else ()
@@ -197,10 +164,6 @@ def all_gather_plan(tree: Tree) -> LogicalPlan:
 @lru_cache(maxsize=256)
 def broadcast_plan(tree: Tree, root: int) -> LogicalPlan:
     """The plan of a broadcast: from the root to one rank of each rack, then of each host, then to all ranks of a host.
-
-    Args:
-        tree: the cluster.
-        root: the rank that has the data.
 
     Returns:
         A plan of one unit, which sends the buffer once over each link between hosts.
@@ -229,11 +192,7 @@ def _heads(node: Node, root: int) -> Call:
 def reduce_scatter_plan(tree: Tree) -> LogicalPlan:
     """The plan of a reduce-scatter: a ring in tree order, which enters and leaves each host once.
 
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan with one unit per rank: rank r gets unit r, reduced. The engine maps units to parts of any sizes.
+    It has one unit per rank: rank r gets unit r, reduced. The engine maps units to parts of any sizes.
     """
     spans = tuple(Span(rank, 1) for rank in tree.ranks)
     call = Call("reduce_scatter", tree.ranks, spans)
@@ -245,12 +204,8 @@ def reduce_scatter_plan(tree: Tree) -> LogicalPlan:
 def all_to_all_plan(tree: Tree) -> LogicalPlan:
     """The plan of an all-to-all: in round s rank r sends to rank r + s + 1, so that no rank gets two messages at once.
 
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan of P^2 units: unit s * P + r goes from rank s to rank r. The engine maps units to parts of any sizes, and
-        to empty parts if this rank neither sends nor receives them.
+    It has P^2 units: unit s * P + r goes from rank s to rank r. The engine maps units to parts of any sizes, and to
+    empty parts if this rank neither sends nor receives them.
     """
     size = tree.size
     spans = tuple(Span(rank * size, size) for rank in range(size))
@@ -260,15 +215,9 @@ def all_to_all_plan(tree: Tree) -> LogicalPlan:
 
 @lru_cache(maxsize=256)
 def prove(plan: LogicalPlan, max_ranks: int = MOST_RANKS) -> bool:
-    """Verifies a plan, once in a process.
+    """Verifies a plan, once in a process; False if it is too large.
 
-    Args:
-        plan: any plan.
-        max_ranks: the largest plan that is verified; a proof needs the rows of all ranks, so that larger plans are
-            proven only in the tests.
-
-    Returns:
-        True if the plan was verified, False if it is too large.
+    A proof needs the rows of all ranks, so that larger plans are proven only in the tests.
 
     Raises:
         PlanError: the plan does not compute its collective.

@@ -25,7 +25,6 @@ class Prediction:
     """The predicted times of a step, seconds; times of buckets count from the begin of the step.
 
     Args:
-        step_s: the time of the step.
         exposed_s: the time of communication that is not hidden behind computation.
         begins_s: for each bucket, the time at which it begins.
         ends_s: for each bucket, the time at which it has ended on all ranks.
@@ -48,9 +47,6 @@ def predict(
     """Predicts the time of a step.
 
     Args:
-        tree: the cluster.
-        layout: the layout of the step.
-        times: the times of its tensors.
         density: the density of the step, where top-k gradients are sent; None for that of an ordinary step.
         most_messages: the largest number of messages that are played. Lanes with more, and clusters of more than 16
             ranks, have the times that follow from the buckets' prices.
@@ -67,19 +63,12 @@ def predict(
 def in_lane(
     tree: Tree, scheduled: Sequence[InLane], times: StepTimes, most_messages: int = MOST_MESSAGES
 ) -> Prediction:
-    """Predicts the time of a step from what travels in its lane.
-
-    Args:
-        tree: the cluster.
-        scheduled: the buckets, and what else travels, from lane_of().
-        times: the computation of the step.
-        most_messages: as for predict().
-    """
+    """Predicts the time of a step from what travels in its lane, from lane_of()."""
     begins_s, ends_s = lane.times_in_lane(scheduled, tree, most_messages=most_messages)
-    found = of_lane(times, begins_s, ends_s)
-    buckets = [number for number, one in enumerate(scheduled) if one.is_bucket]
+    predicted = of_lane(times, begins_s, ends_s)
+    buckets = [number for number, load in enumerate(scheduled) if load.is_bucket]
     return replace(
-        found,
+        predicted,
         begins_s=tuple(begins_s[number] for number in buckets),
         ends_s=tuple(ends_s[number] for number in buckets),
     )
@@ -87,12 +76,6 @@ def in_lane(
 
 def lane_of(tree: Tree, layout: Layout, times: StepTimes, density: float | None = None) -> list[InLane]:
     """Describes the buckets of a layout in their lane, and the rows that travel beside them.
-
-    Args:
-        tree: the cluster.
-        layout: the layout of the step.
-        times: the times of its tensors.
-        density: as for predict().
 
     Raises:
         PlanError: the times are those of another model.
@@ -111,20 +94,12 @@ def lane_of(tree: Tree, layout: Layout, times: StepTimes, density: float | None 
         )
         for since, nbytes in times.rows
     ]
-    both = lane.in_turn([(one.ready_s, one) for one in scheduled], [(one.ready_s, one) for one in rows])
-    return [one for _, one in both]
+    both = lane.in_turn([(load.ready_s, load) for load in scheduled], [(load.ready_s, load) for load in rows])
+    return [load for _, load in both]
 
 
 def loads_of(tree: Tree, times: StepTimes) -> list[tuple[float, Parts]]:
-    """The prices of the rows that travel beside the buckets.
-
-    Args:
-        tree: the cluster.
-        times: the times of the step.
-
-    Returns:
-        For each the time at which it is ready, seconds, and its price.
-    """
+    """The rows that travel beside the buckets: for each the time at which it is ready, seconds, and its price."""
     return [(since, lane_prices.gather_parts(tree, nbytes)) for since, nbytes in times.rows]
 
 
@@ -132,7 +107,6 @@ def of_lane(times: StepTimes, begins_s: Sequence[float], ends_s: Sequence[float]
     """Makes the prediction of a step from the times of what travels in its lane.
 
     Args:
-        times: the computation of the step.
         begins_s: for each bucket, and each of what else travels, the time at which it begins.
         ends_s: the time at which each has ended.
     """
@@ -146,31 +120,27 @@ def ready_of(times: StepTimes, tensors: Sequence[Tensor]) -> tuple[float, ...]:
 
     Args:
         times: the times of a model. If its tensors are others, or in another order, they are found by name.
-        tensors: the tensors of the step.
-
-    Returns:
-        The time of each tensor, seconds.
 
     Raises:
         PlanError: the times do not have a tensor, or it has another number of elements there.
     """
     if len(tensors) == len(times.tensors) and all(
-        one.name == other.name for one, other in zip(tensors, times.tensors, strict=True)
+        tensor.name == other.name for tensor, other in zip(tensors, times.tensors, strict=True)
     ):
-        found = list(zip(times.tensors, times.ready_s, strict=True))
+        pairs = list(zip(times.tensors, times.ready_s, strict=True))
     else:
-        by_name = {one.name: (one, ready_s) for one, ready_s in zip(times.tensors, times.ready_s, strict=True)}
+        by_name = {timed.name: (timed, ready_s) for timed, ready_s in zip(times.tensors, times.ready_s, strict=True)}
         missing = next((tensor.name for tensor in tensors if tensor.name not in by_name), None)
         if missing is not None:
             raise PlanError(f"step times: tensor {missing!r} is missing; the times are those of another model")
-        found = [by_name[tensor.name] for tensor in tensors]
-    for tensor, (one, _) in zip(tensors, found, strict=True):
-        if one.elements != tensor.elements:
+        pairs = [by_name[tensor.name] for tensor in tensors]
+    for tensor, (timed, _) in zip(tensors, pairs, strict=True):
+        if timed.elements != tensor.elements:
             raise PlanError(
-                f"step times: tensor {tensor.name!r} has {one.elements} elements there and {tensor.elements} here; the "
-                "times are those of another model"
+                f"step times: tensor {tensor.name!r} has {timed.elements} elements there and {tensor.elements} here; "
+                "the times are those of another model"
             )
-    return tuple(ready_s for _, ready_s in found)
+    return tuple(ready_s for _, ready_s in pairs)
 
 
 def _in_lane(tree: Tree, bucket: BucketLayout, nbytes: int, ready_s: float, density: float | None) -> InLane:

@@ -21,14 +21,10 @@ class Card:
     """The description of a schedule for people; the tables of docs/algorithms.md and of the commands are made from it.
 
     Args:
-        name: the name of the schedule and of its module.
-        idea: one sentence.
-        drawing: an example as a drawing.
         rounds: the number of rounds, in closed form.
         bytes: the bytes sent, in closed form; n is the size of the buffer.
         limits: the cases in which the schedule does not apply or is slow.
         source: paper, section, equations.
-        sparse: whether the schedule selects elements.
     """
 
     name: str
@@ -41,77 +37,27 @@ class Card:
     sparse: bool = False
 
 
-class _Described(Protocol):
+class Schedule(Protocol):
+    """The interface of a module in hvd_ext/planning/schedules; each function takes a cluster that it supports."""
+
     @property
     def card(self) -> Card:
         """The schedule's description."""
 
-
-class Schedule(_Described, Protocol):
-    """The interface of a module in hvd_ext/planning/schedules."""
-
-    @staticmethod
-    def cost(tree: Tree, nbytes: int, /) -> float:
-        """The price by the closed form of the schedule's source.
-
-        Args:
-            tree: the cluster.
-            nbytes: the size of the buffer.
-
-        Returns:
-            Seconds.
-        """
-
     @staticmethod
     def build(tree: Tree, /) -> LogicalPlan:
-        """The plan of an allreduce.
-
-        Args:
-            tree: a cluster that the schedule supports.
-
-        Returns:
-            The plan of all ranks.
-        """
+        """The plan of an allreduce; in a sparse one each contribution goes through one selection."""
 
 
-class SparseSchedule(_Described, Protocol):
+class SparseSchedule(Schedule, Protocol):
     """The interface of a module in hvd_ext/planning/schedules whose card says `sparse`."""
-
-    @staticmethod
-    def cost(tree: Tree, nbytes: int, density: float, /) -> float:
-        """The price by the closed form of the schedule's source, but with the bytes that are really sent.
-
-        Args:
-            tree: the cluster.
-            nbytes: the size of the float32 buffer.
-            density: the fraction of the elements that is selected.
-
-        Returns:
-            Seconds.
-        """
-
-    @staticmethod
-    def build(tree: Tree, /) -> LogicalPlan:
-        """The plan of an allreduce of the selected elements.
-
-        Args:
-            tree: a cluster that the schedule supports.
-
-        Returns:
-            The plan of all ranks; each contribution goes through one selection.
-        """
 
     @staticmethod
     def dense(tree: Tree, /, height: int = 1) -> LogicalPlan:
         """The plan of a step in which nothing is selected.
 
-        Args:
-            tree: a cluster that the schedule supports.
-            height: as for variants().
-
-        Returns:
-            A dense plan in which each rank folds the same range in which it selects in the plans of variants(), because
-            its residual belongs to this range.
+        Each rank folds the same range in which it selects in the plans of variants(), because its residual belongs to
+        this range.
         """
 
     @staticmethod
@@ -119,7 +65,6 @@ class SparseSchedule(_Described, Protocol):
         """The plans from which the planner takes the cheapest.
 
         Args:
-            tree: a cluster that the schedule supports.
             height: the levels of branches within which all elements are reduced before the selection: 1 for hosts, 2
                 for racks of hosts. Ignored if every rank selects by itself.
 
@@ -129,33 +74,30 @@ class SparseSchedule(_Described, Protocol):
 
 
 @lru_cache(maxsize=1)
-def _found() -> dict[str, Schedule | SparseSchedule]:
-    found: dict[str, Schedule | SparseSchedule] = {}
+def _modules() -> dict[str, Schedule | SparseSchedule]:
+    modules: dict[str, Schedule | SparseSchedule] = {}
     for info in sorted(pkgutil.iter_modules(schedules.__path__), key=lambda info: info.name):
         module = cast("Schedule | SparseSchedule", importlib.import_module(f"{schedules.__name__}.{info.name}"))
         if module.card.name != info.name:
             raise PlanError(
                 f"schedule {info.name!r}: its card must have the name of its module, got {module.card.name!r}"
             )
-        found[info.name] = module
-    return found
+        modules[info.name] = module
+    return modules
 
 
 def names() -> tuple[str, ...]:
     """The sorted names of all schedules that send whole buffers."""
-    return tuple(name for name, module in _found().items() if not module.card.sparse)
+    return tuple(name for name, module in _modules().items() if not module.card.sparse)
 
 
 def sparse_names() -> tuple[str, ...]:
     """The sorted names of all schedules that select elements."""
-    return tuple(name for name, module in _found().items() if module.card.sparse)
+    return tuple(name for name, module in _modules().items() if module.card.sparse)
 
 
 def get(name: str) -> Schedule:
     """Finds the module of a schedule that sends whole buffers.
-
-    Args:
-        name: one of names().
 
     Raises:
         PlanError: there is no such schedule; the message lists the names and suggests the nearest.
@@ -165,50 +107,39 @@ def get(name: str) -> Schedule:
             f"algorithm {name!r}: it sends selected elements only; give compression=hvd_ext.TopK(...) too, or one of "
             f"{', '.join(names())}"
         )
-    return cast(Schedule, _named(name, names(), "must be 'auto' or one of"))
+    return _module(name, names(), "must be 'auto' or one of")
 
 
 def sparse(name: str) -> SparseSchedule:
     """Finds the module of a schedule that selects elements.
 
-    Args:
-        name: one of sparse_names().
-
     Raises:
         PlanError: there is no such schedule; the message lists the names and suggests the nearest.
     """
-    return cast(SparseSchedule, _named(name, sparse_names(), "with compression=hvd_ext.TopK(...) it must be one of"))
+    return cast(SparseSchedule, _module(name, sparse_names(), "with compression=hvd_ext.TopK(...) it must be one of"))
 
 
 def card(name: str) -> Card:
     """Finds the card of a schedule.
 
-    Args:
-        name: one of names() or of sparse_names().
-
     Raises:
         PlanError: there is no such schedule; the message lists the names and suggests the nearest.
     """
-    return _named(name, tuple(_found())).card
+    return _module(name, tuple(_modules())).card
 
 
 def supports(schedule: Schedule | SparseSchedule, tree: Tree) -> str | None:
-    """Checks whether a schedule can run on a cluster.
+    """Says why a schedule cannot run on a cluster, in words; None if it can.
 
-    Args:
-        schedule: the schedule. If it cannot run on every cluster, it has a function `supports(tree)`.
-        tree: the cluster.
-
-    Returns:
-        None if the schedule can run, else the reason in words.
+    A schedule that cannot run on every cluster has a function `supports(tree)`.
     """
-    asked: Callable[[Tree], str | None] | None = getattr(schedule, "supports", None)
-    return None if asked is None else asked(tree)
+    check: Callable[[Tree], str | None] | None = getattr(schedule, "supports", None)
+    return None if check is None else check(tree)
 
 
-def _named(name: str, known: tuple[str, ...], rule: str = "must be one of") -> Schedule | SparseSchedule:
-    if name in known:
-        return _found()[name]
-    near = difflib.get_close_matches(name, known, n=1)
+def _module(name: str, valid: tuple[str, ...], rule: str = "must be one of") -> Schedule | SparseSchedule:
+    if name in valid:
+        return _modules()[name]
+    near = difflib.get_close_matches(name, valid, n=1)
     guess = f"; did you mean {near[0]!r}?" if near else ""
-    raise PlanError(f"algorithm {name!r}: {rule} {', '.join(known)}{guess}")
+    raise PlanError(f"algorithm {name!r}: {rule} {', '.join(valid)}{guess}")

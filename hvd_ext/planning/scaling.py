@@ -25,14 +25,10 @@ class Row:
     """A step of a model on a cluster, with the buckets of one bucketer and the algorithm of one name.
 
     Args:
-        ranks: the number of ranks.
-        bucketer: the name of the bucketer.
         algorithm: the name that was asked for, a schedule's or "auto"; "T = A + B n" for a price without a cluster.
         used: the algorithms of the buckets, each once.
-        times: the computation of the step.
         members: the places of the tensors of each bucket, the buckets in the order in which they start.
         ready_s: when each bucket is ready, seconds from the begin of the step.
-        predicted: when each bucket begins and ends, and the step.
     """
 
     ranks: int
@@ -100,22 +96,12 @@ def on_cluster(
     topk: Codec | None = None,
     sparse_algorithm: str = "hitopk",
 ) -> Row:
-    """Predicts a step on a cluster, as `layout` lays it out.
-
-    Args:
-        tree: the cluster.
-        times: the computation of the step.
-        bucketer: the name of a bucketer.
-        algorithm: a schedule's name or "auto".
-        bucket_nbytes: the size of the buckets of `by_size`.
-        wire: the dtype in which float32 is sent, or None.
-        topk: how top-k gradients are selected, or None.
-        sparse_algorithm: the algorithm of the buckets with top-k gradients.
+    """Predicts a step on a cluster, as `layout` with these arguments lays it out.
 
     Raises:
         PlanError: there is no such bucketer or algorithm, or it cannot run on the cluster.
     """
-    found = layout(
+    laid_out = layout(
         tree,
         times.tensors,
         _AVERAGE,
@@ -127,9 +113,9 @@ def on_cluster(
         buckets=bucketer,
         times=times,
     )
-    predicted = predict(tree, found, times)
-    used = tuple(dict.fromkeys(bucket.plan.algorithm for bucket in found.buckets))
-    members = tuple(bucket.tensors for bucket in found.buckets)
+    predicted = predict(tree, laid_out, times)
+    used = tuple(dict.fromkeys(bucket.plan.algorithm for bucket in laid_out.buckets))
+    members = tuple(bucket.tensors for bucket in laid_out.buckets)
     ready = tuple(_ready_s(times, places) for places in members)
     return Row(tree.size, bucketer, algorithm, used, times, members, ready, predicted)
 
@@ -145,10 +131,7 @@ def on_line(
 
     Args:
         price: the price of a bucket, such as lane.line(a, b) for MG-WFBP's Eq. 9.
-        times: the computation of the step.
         bucketer: the name of a bucketer, or "auto" for the one with the shortest step.
-        ranks: the number of ranks, for the speed-up.
-        bucket_nbytes: the size of the buckets of `by_size`.
 
     Raises:
         PlanError: there is no such bucketer.
@@ -157,10 +140,10 @@ def on_line(
     if bucketer == "auto":
         able = [name for name in buckets.SIMPLEST_FIRST if buckets.supports(buckets.get(name), request) is None]
         return replace(best([on_line(price, times, name, ranks, bucket_nbytes) for name in able]), bucketer=bucketer)
-    found = buckets.plan(request, bucketer).buckets
-    members = tuple(bucket.tensors for bucket in found)
+    made = buckets.plan(request, bucketer).buckets
+    members = tuple(bucket.tensors for bucket in made)
     ready = tuple(_ready_s(times, places) for places in members)
-    holds, tails = price.parts_s([bucket.nbytes for bucket in found])
+    holds, tails = price.parts_s([bucket.nbytes for bucket in made])
     parts = [lane.Parts(float(hold), float(tail)) for hold, tail in zip(holds, tails, strict=True)]
     predicted = of_lane(times, *lane.recursion(ready, parts))
     return Row(ranks, bucketer, "T = A + B n", (), times, members, ready, predicted)
@@ -178,28 +161,22 @@ def rows(
     ranks: Sequence[int] = (),
     bucket_nbytes: int = buckets.DEFAULT_BUCKET_NBYTES,
 ) -> list[Row]:
-    """Predicts a step on clusters of the same kind with several numbers of ranks.
+    """Predicts a step on clusters of the same kind with several numbers of ranks, by default that of the cluster.
 
-    Args:
-        tree: the cluster.
-        times: the computation of the step, the same for each number of ranks (weak scaling).
-        bucketers: the names of the bucketers.
-        algorithms: the names of schedules, or "auto".
-        ranks: the numbers of ranks; empty for those of the cluster.
-        bucket_nbytes: the size of the buckets of `by_size`.
+    The computation is the same for each number of ranks (weak scaling).
 
     Returns:
         A row for each number of ranks, bucketer and algorithm.
 
     Raises:
-        TopologyError: the cluster cannot have so many ranks.
+        TopologyError: the cluster cannot have that number of ranks.
         PlanError: there is no such bucketer or algorithm, or an algorithm cannot run on the cluster.
     """
     check(bucketers)
     trees = [scaled(tree, count) for count in ranks or (tree.size,)]
     return [
-        on_cluster(one, times, bucketer, algorithm, bucket_nbytes=bucket_nbytes)
-        for one in trees
+        on_cluster(cluster, times, bucketer, algorithm, bucket_nbytes=bucket_nbytes)
+        for cluster in trees
         for algorithm in algorithms
         for bucketer in bucketers
     ]
@@ -207,9 +184,6 @@ def rows(
 
 def check(bucketers: Sequence[str]) -> None:
     """Checks the names of bucketers before anything is priced.
-
-    Args:
-        bucketers: the names; "auto" is one of them.
 
     Raises:
         PlanError: there is no such bucketer.
@@ -219,15 +193,12 @@ def check(bucketers: Sequence[str]) -> None:
             buckets.get(name)
 
 
-def best(found: Sequence[Row]) -> Row:
+def best(rows: Sequence[Row]) -> Row:
     """Finds the row with the shortest step; of equals the one with the fewest buckets.
-
-    Args:
-        found: rows of one number of ranks, at least one.
 
     Raises:
         PlanError: there is no row.
     """
-    if not found:
+    if not rows:
         raise PlanError("rows: there is none to choose from")
-    return min(found, key=lambda row: (row.iteration_s, row.buckets))
+    return min(rows, key=lambda row: (row.iteration_s, row.buckets))

@@ -44,8 +44,6 @@ def sparse_plan(
     this size and density is taken.
 
     Args:
-        tree: the cluster.
-        algorithm: one of registry.sparse_names().
         nbytes: the typical size of a float32 buffer; similar sizes share one choice.
         density: the fraction of the elements that is selected, in (0, 1].
         entry_nbytes: the mean number of bytes of a value and its index, as sent.
@@ -53,9 +51,6 @@ def sparse_plan(
             for that of the tree, or if it has none for SELECT_S_PER_ELEMENT.
         height: the levels of branches within which all elements are reduced before the selection: 1 for hosts, 2 for
             racks of hosts, and so on; None for the height with the best price.
-
-    Returns:
-        The choice, with its reason.
 
     Raises:
         PlanError: no schedule has that name, it does not support the cluster, or the density is out of its range.
@@ -83,10 +78,6 @@ def sparsity_on(
 
     Args:
         tree: the cluster; its selection_s_per_byte is the time of a pass over memory, if it has one.
-        density: the fraction of the elements that is selected, in (0, 1].
-        entry_nbytes: the mean number of bytes of a value and its index, as sent.
-        select_s_per_element: the time of a pass over memory instead of the tree's.
-        merges: whether the codec can pack and merge vectors.
     """
     if select_s_per_element is None and tree.selection_s_per_byte is not None:
         select_s_per_element = ELEMENT_NBYTES * tree.selection_s_per_byte
@@ -96,8 +87,8 @@ def sparsity_on(
 
 @lru_cache(maxsize=256)
 def _chosen(tree: Tree, algorithm: str, nbytes: int, sparsity: Sparsity, height: int | None) -> Choice:
-    found = {name: best_variant(tree, name, nbytes, sparsity, height) for name in registry.sparse_names()}
-    best = found[algorithm]
+    variants_of = {name: best_variant(tree, name, nbytes, sparsity, height) for name in registry.sparse_names()}
+    best = variants_of[algorithm]
     if isinstance(best, str):
         raise PlanError(f"algorithm {algorithm!r} on {tree.describe()}: {best}; choose another one")
     price_s, plan, used = best
@@ -105,7 +96,7 @@ def _chosen(tree: Tree, algorithm: str, nbytes: int, sparsity: Sparsity, height:
     _check_shards(plan, dense)
     dense_s = sparse_price(dense, tree, nbytes, sparsity).seconds
     above = break_even(plan, dense_s, tree, nbytes, sparsity)
-    candidates = [(name, one if isinstance(one, str) else one[0]) for name, one in found.items()]
+    candidates = [(name, variant if isinstance(variant, str) else variant[0]) for name, variant in variants_of.items()]
     since = "at every density" if above <= LEAST_DENSITY else f"from density {above:.3g} on"
     why = (
         f"at density {sparsity.density:.3g} {price_s * 1e3:.3g} ms for {nbytes} bytes on {tree.describe()}, dense "
@@ -121,10 +112,6 @@ def best_variant(
     """Finds the cheapest variant of a schedule.
 
     Args:
-        tree: the cluster.
-        name: one of registry.sparse_names().
-        nbytes: the size of the float32 buffer.
-        sparsity: the sparsity of the step.
         height: as for sparse_plan().
 
     Returns:
@@ -142,66 +129,38 @@ def best_variant(
     if not plans:
         return "its plans merge or pack vectors, which the codec cannot"
     priced = [(sparse_price(plan, tree, nbytes, sparsity).seconds, plan, tried) for plan, tried in plans]
-    return min(priced, key=lambda one: one[0])
+    return min(priced, key=lambda variant: variant[0])
 
 
 @lru_cache(maxsize=64)
 def merges(plan: LogicalPlan) -> bool:
-    """Whether ranks pack or merge vectors in a plan, and do not only add them.
-
-    Args:
-        plan: a sparse plan.
-    """
+    """Whether ranks pack or merge vectors in a plan, and do not only add them."""
     some = range(min(plan.size, MOST_SIMULATED))
     return any(bool(np.isin(rows_of(plan, rank)[:, ir.OPCODE], (ir.PACK, ir.TAKE, ir.MERGE)).any()) for rank in some)
 
 
 def heights(tree: Tree, height: int | None) -> Sequence[int]:
-    """The heights from which the cheapest is taken.
-
-    Args:
-        tree: the cluster.
-        height: the only one; None for all.
-    """
+    """The heights from which the cheapest is taken: all of the cluster's if `height` is None."""
     return range(1, max(tree.depth, 2)) if height is None else (height,)
 
 
 @lru_cache(maxsize=64)
 def variants(tree: Tree, name: str, height: int) -> tuple[LogicalPlan, ...]:
-    """The plans of a sparse schedule from which the cheapest is taken.
-
-    Args:
-        tree: the cluster.
-        name: one of registry.sparse_names().
-        height: the levels of branches within which all elements are reduced before the selection.
-    """
+    """The plans of a sparse schedule from which the cheapest is taken."""
     return registry.sparse(name).variants(tree, height)
 
 
 @lru_cache(maxsize=64)
 def companion(tree: Tree, name: str, height: int) -> LogicalPlan:
-    """The plan of a step in which nothing is selected.
-
-    Args:
-        tree: the cluster.
-        name: one of registry.sparse_names().
-        height: the height of the plan that selects.
-    """
+    """The plan of a step in which nothing is selected."""
     return registry.sparse(name).dense(tree, height)
 
 
 def sparse_price(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> Simulation:
     """The price of a plan with a residual, which runs as one segment.
 
-    Args:
-        plan: a sparse plan, or its dense companion.
-        tree: the cluster.
-        nbytes: the size of the float32 buffer.
-        sparsity: the sparsity of the step.
-
-    Returns:
-        Up to 16 ranks the price is simulated. Above, it is the price of the Profile, which is made from the rows of all
-        ranks up to 64 ranks, and from the calls of the plan's levels above.
+    Up to 16 ranks the price is simulated. Above, it is the price of the Profile, which is made from the rows of all
+    ranks up to 64 ranks, and from the calls of the plan's levels above.
     """
     if tree.size <= MOST_SIMULATED:
         return simulate(plan, tree, nbytes, max(nbytes, 1), sparsity=sparsity)
@@ -218,10 +177,6 @@ def break_even(plan: LogicalPlan, dense_s: float, tree: Tree, nbytes: int, spars
     towards the dense plan.
 
     Args:
-        plan: a sparse plan.
-        dense_s: the price of the dense plan, seconds.
-        tree: the cluster.
-        nbytes: the size of the float32 buffer.
         sparsity: the sparsity of the step; its density is not used.
 
     Returns:
@@ -247,24 +202,16 @@ def _check_shards(plan: LogicalPlan, dense: LogicalPlan) -> None:
     if plan.size > MOST_RANKS:
         return  # the tests check larger plans, as they do for proofs
     for rank in range(plan.size):
-        own, other = shards_of(plan, rank), shards_of(dense, rank)
-        if own != other:
+        selected, folded = shards_of(plan, rank), shards_of(dense, rank)
+        if selected != folded:
             raise PlanError(
-                f"{plan.algorithm}: rank {rank} selects in {own} of the buffer and folds in {other}: a residual needs "
-                "the same ranges in both plans"
+                f"{plan.algorithm}: rank {rank} selects in {selected} of the buffer and folds in {folded}: a residual "
+                "needs the same ranges in both plans"
             )
 
 
 def shards_of(plan: LogicalPlan, rank: int) -> list[tuple[float, float]]:
-    """The parts of the buffer that go through error feedback on one rank.
-
-    Args:
-        plan: a sparse plan, or its dense companion.
-        rank: the rank.
-
-    Returns:
-        The begin and end of each part, as shares of the buffer, sorted.
-    """
+    """The begins and ends of the parts of the buffer that go through error feedback on a rank, as shares, sorted."""
     rows = rows_of(plan, rank)
     fed = (rows[:, ir.OPCODE] == ir.SELECT) | (rows[:, ir.OPCODE] == ir.FOLD)
     return sorted(

@@ -23,116 +23,85 @@ Held = dict[int, tuple[int, int]]
 def parties(tree: Tree, height: int = HOSTS) -> tuple[Node, ...]:
     """The parties of a cluster, in tree order; each rank is in one of them.
 
-    Args:
-        tree: the cluster.
-        height: the largest height of a party: 0 for single ranks, 1 for hosts, 2 for racks of hosts.
+    Their largest height is 0 for single ranks, 1 for hosts, 2 for racks of hosts.
     """
-    found: list[Node] = []
+    members: list[Node] = []
     open_nodes = [tree.root]
     while open_nodes:
         node = open_nodes.pop()
         if node.height <= height:
-            found.append(node)
+            members.append(node)
         else:
             open_nodes += reversed(node.children)
-    return tuple(found)
+    return tuple(members)
 
 
 def units_of(members: Sequence[Node]) -> int:
-    """The number of units in which the shards of all parties are exact, or MOST_UNITS if this number is too large.
-
-    Args:
-        members: the parties.
-    """
+    """The number of units in which the shards of all parties are exact, or MOST_UNITS if this number is too large."""
     return min(lcm(*(denominator(node) for node in members)), MOST_UNITS)
 
 
 def up(tree: Tree, members: Sequence[Node], units: int) -> tuple[list[Level], Held]:
-    """Makes the levels that reduce within the parties.
-
-    Args:
-        tree: the cluster.
-        members: its parties.
-        units: the number of units of the plan.
-
-    Returns:
-        The levels, and each rank's shard, as begin and end in units.
-    """
+    """Makes the levels that reduce within the parties, and each rank's shard after them, as begin and end in units."""
     below = {id(node) for party in members for node in _branches(party)}
     levels: list[Level] = []
-    held: Held = dict.fromkeys(tree.ranks, (0, units))
+    shards: Held = dict.fromkeys(tree.ranks, (0, units))
     for _, level, now in climb(tree, units, lambda node: id(node) in below):
-        held = now
+        shards = now
         if level.calls:
             levels.append(Level(level.calls, "reduce-scatter in hosts" if not levels else "reduce in racks"))
-    return levels, held
+    return levels, shards
 
 
 def dense_plan(algorithm: str, tree: Tree, height: int = HOSTS) -> LogicalPlan:
     """Makes FlexReduce's plan for a step in which nothing is selected: each rank folds its residual into its shard.
 
-    Args:
-        algorithm: the name of the schedule.
-        tree: the cluster.
-        height: the height of the parties.
-
-    Returns:
-        A plan of reduces upwards and broadcasts downwards; a party's ranks fold when the party has been reduced.
+    A party's ranks fold when the party has been reduced.
     """
     members = parties(tree, height)
     shards = units_of(members)
-    whole = denominator(tree.root)
+    exact = denominator(tree.root)
     # If the shares at the root must be rounded, the shards of the parties still stay exact.
-    units = whole if whole <= MOST_UNITS else MOST_UNITS // shards * shards
+    units = exact if exact <= MOST_UNITS else MOST_UNITS // shards * shards
     waiting = {id(node): node for node in members}
     levels = [_folds([node for node in members if not node.children], dict.fromkeys(tree.ranks, (0, units)))]
     climbed: list[Level] = []
-    for nodes, level, held in climb(tree, units):
+    for nodes, level, held_shards in climb(tree, units):
         climbed.append(level)
-        levels += [level, _folds([waiting[id(node)] for node in nodes if id(node) in waiting], held)]
+        levels += [level, _folds([waiting[id(node)] for node in nodes if id(node) in waiting], held_shards)]
     down = [reversed_level(level, level.name.replace("reduce", "broadcast")) for level in reversed(climbed)]
     levels = [level for level in (*levels, *down) if level.calls]
     return LogicalPlan(algorithm, "allreduce", tree.size, units, tuple(levels))
 
 
-def _folds(members: Sequence[Node], held: Held) -> Level:
-    return Level(tuple(_local_calls("fold", [rank for node in members for rank in node.ranks], held)), "fold")
+def _folds(members: Sequence[Node], shards: Held) -> Level:
+    return Level(tuple(_local_calls("fold", [rank for node in members for rank in node.ranks], shards)), "fold")
 
 
-def selects(ranks: Sequence[int], held: Held) -> Level:
-    """Makes the level in which each rank selects in its shard.
-
-    Args:
-        ranks: all ranks.
-        held: the ranks' shards.
-    """
-    return Level(tuple(_local_calls("select", ranks, held)), "select")
+def selects(ranks: Sequence[int], shards: Held) -> Level:
+    """Makes the level in which each rank selects in its shard."""
+    return Level(tuple(_local_calls("select", ranks, shards)), "select")
 
 
-def _local_calls(kind: str, ranks: Sequence[int], held: Held) -> Iterator[Call]:
+def _local_calls(kind: str, ranks: Sequence[int], shards: Held) -> Iterator[Call]:
     make = partial(Call, "fold") if kind == "fold" else partial(Call, "select")
     for rank in ranks:
-        begin, end = held[rank]
+        begin, end = shards[rank]
         if end > begin:
             yield make((rank,), (Span(begin, end - begin),))
 
 
-def exchange(members: Sequence[Node], held: Held) -> Level:
+def exchange(members: Sequence[Node], shards: Held) -> Level:
     """Makes the level in which each rank exchanges its selection with the ranks that hold the same units elsewhere.
 
-    Args:
-        members: the parties.
-        held: the ranks' shards.
-
-    Returns:
-        One call for each piece between two borders of any shards, of the piece's holders in the order of the parties.
+    It has a call for each piece between two borders of any shards, of the piece's holders in the order of the parties.
     """
     columns = []
     for party in members:
-        shards = sorted((held[rank][0], rank) for rank in party.ranks if held[rank][1] > held[rank][0])
-        columns.append((np.array([begin for begin, _ in shards]), np.array([rank for _, rank in shards])))
+        begins = sorted((shards[rank][0], rank) for rank in party.ranks if shards[rank][1] > shards[rank][0])
+        columns.append((np.array([begin for begin, _ in begins]), np.array([rank for _, rank in begins])))
     cuts = np.unique(np.concatenate([begins for begins, _ in columns]))
-    end = max(end for _, end in held.values())
+    end = max(end for _, end in shards.values())
     holders = np.stack([ranks[np.searchsorted(begins, cuts, side="right") - 1] for begins, ranks in columns], axis=1)
     calls = [
         Call("sparse_allreduce", tuple(group), (Span(first, last - first),), method="direct")

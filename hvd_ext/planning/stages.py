@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hvd_ext.planning.cost.blueconnect import is_recursive
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Method, Span, reversed_level
 from hvd_ext.topology.tree import Link, Node, Tree
 
@@ -35,9 +34,6 @@ def stages_of(tree: Tree) -> tuple[Stage, ...]:
     If the branches of a level have different numbers of children, this level and all levels above it become the last
     stage: a rack of two hosts and a rack of three, with four ranks per host, give 4 x 5. A branch with one child is not
     a level.
-
-    Args:
-        tree: the cluster.
 
     Returns:
         The stages. There is none for one rank; if the hosts have different numbers of ranks, there is a single stage,
@@ -76,8 +72,8 @@ def _joined(root: Node, blocks: set[int]) -> list[Node]:
     """The branches whose children are the blocks; none if some block has a sibling that is not a block."""
     above = _above(root, blocks)
     parents = [node for node in above if any(_is_block(child, blocks) for child in node.children)]
-    whole = all(_is_block(child, blocks) for node in parents for child in node.children)
-    return parents if whole else []
+    complete = all(_is_block(child, blocks) for node in parents for child in node.children)
+    return parents if complete else []
 
 
 def _above(node: Node, blocks: set[int]) -> list[Node]:
@@ -100,17 +96,10 @@ def _slowest(nodes: Sequence[Node]) -> Link:
 def staged_plan(
     algorithm: str, tree: Tree, stages: Sequence[Stage], methods: Sequence[Method], note: str
 ) -> LogicalPlan:
-    """BlueConnect's Algorithm 1: reduce-scatters along the stages, then all-gathers in reverse order.
+    """BlueConnect's Algorithm 1 as a plan of one unit per rank, with a method for each stage.
 
-    Args:
-        algorithm: the name of the schedule.
-        tree: the cluster; its size is the product of the stages' degrees.
-        stages: the stages from the inside.
-        methods: the method of each stage's calls.
-        note: the plan's note.
-
-    Returns:
-        A plan of one unit per rank.
+    Reduce-scatters run along the stages from the inside, whose degrees multiply to the number of ranks; then
+    all-gathers run in reverse order.
     """
     size = tree.size
     blocks = [[rank] for rank in tree.ranks]
@@ -133,9 +122,5 @@ def staged_plan(
 
 
 def method_of(stage: Stage) -> Method:
-    """Chooses a method by BlueConnect's Eq. 3: "recursive" if the degree is a power of two, else "ring".
-
-    Args:
-        stage: the stage.
-    """
-    return "recursive" if is_recursive(stage.degree) else "ring"
+    """Chooses a method by BlueConnect's Eq. 3: "recursive" if the degree is a power of two, else "ring"."""
+    return "recursive" if stage.degree & (stage.degree - 1) == 0 else "ring"

@@ -53,7 +53,7 @@ class StepTimes:
             ("forward_s", self.forward_s),
             ("update_s", self.update_s or 0.0),
             *(("rows", value) for row in self.rows for value in row),
-            *((f"tensor {one.name!r}", ready) for one, ready in zip(self.tensors, self.ready_s, strict=True)),
+            *((f"tensor {tensor.name!r}", ready) for tensor, ready in zip(self.tensors, self.ready_s, strict=True)),
         ]:
             if not 0 <= value < math.inf:
                 raise PlanError(f"step times, {what} ({value}): must be a finite number, 0 or more")
@@ -70,22 +70,12 @@ class StepTimes:
 
 
 def ready_order(ready_s: Sequence[float]) -> tuple[int, ...]:
-    """Sorts tensors by the time at which they are ready.
-
-    Args:
-        ready_s: the time of each tensor, in the order of the model's layers.
-
-    Returns:
-        The places of the tensors; of equal times the later layer comes first.
-    """
+    """Sorts the places of tensors by the time at which they are ready; of equal times the later layer comes first."""
     return tuple(sorted(range(len(ready_s)), key=lambda place: (ready_s[place], -place)))
 
 
 def read(path: str | Path) -> StepTimes:
     """Reads a model file in the format that the module's docstring describes.
-
-    Args:
-        path: the path of the file.
 
     Returns:
         The step; its tensors have one dimension.
@@ -104,10 +94,6 @@ def read(path: str | Path) -> StepTimes:
 
 def parse(text: str, source: str = "text") -> StepTimes:
     """Reads a model from text in the format that the module's docstring describes.
-
-    Args:
-        text: the text.
-        source: the origin of the text, for messages.
 
     Returns:
         The step; its tensors have one dimension.
@@ -164,7 +150,6 @@ def write(times: StepTimes, path: str | Path) -> None:
         times: the step. The file knows float32 only, so that a tensor of another dtype is written with the number of
             elements that has its bytes, rounded up; a gradient that is ready before the forward pass has ended is
             written as ready at its end.
-        path: the path of the file, which is replaced.
 
     Raises:
         OSError: the file cannot be written.

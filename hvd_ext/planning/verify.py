@@ -56,11 +56,8 @@ def verify_rows(rows: Sequence[Rows], units: int, collective: Collective, root: 
 
     Args:
         rows: the rows of each rank, int64 [n, 5].
-        units: the number of units of the plan.
         collective: what the rows should compute. An all_gather and a reduce_scatter have one unit per rank; an
             all_to_all has one unit per pair of ranks: unit s * P + r goes from rank s to rank r.
-        root: the root of a broadcast or a reduce.
-        name: the plan's name, for messages.
 
     Raises:
         PlanError: a row is malformed; units overlap within a round; a send has no receive of the same units; ranks
@@ -72,8 +69,8 @@ def verify_rows(rows: Sequence[Rows], units: int, collective: Collective, root: 
         raise PlanError(f"{name}: {collective} has one unit per rank, got {units} units for {size} ranks")
     if collective == "all_to_all" and units != size * size:
         raise PlanError(f"{name}: all_to_all has one unit per pair of ranks, got {units} units for {size} ranks")
-    for rank, own in enumerate(rows):
-        _check_rows(own, rank, size, units, name)
+    for rank, table in enumerate(rows):
+        _check_rows(table, rank, size, units, name)
     cuts = _cuts(rows, units, size, collective)
     state = _initial(size, cuts, collective, root)
     vectors = Vectors(state, cuts, name)
@@ -135,7 +132,7 @@ def _check_overlaps(received: list[tuple[int, int, int]], sent: list[tuple[int, 
 def _cuts(rows: Sequence[Rows], units: int, size: int, collective: Collective) -> NDArray[np.int64]:
     """The units where some row begins or ends. All units between two cuts are treated alike, so they form one piece."""
     edges = [np.array([0, units], dtype=np.int64)]
-    edges += [np.concatenate((own[:, BEGIN], own[:, BEGIN] + own[:, COUNT])) for own in rows]
+    edges += [np.concatenate((table[:, BEGIN], table[:, BEGIN] + table[:, COUNT])) for table in rows]
     if collective in ("all_gather", "reduce_scatter"):
         edges.append(np.arange(size, dtype=np.int64))
     if collective == "all_to_all":
@@ -165,29 +162,29 @@ def _compare(state: _Counts, cuts: NDArray[np.int64], collective: Collective, ro
     for rank in range(size):
         for piece in range(len(cuts) - 1):
             unit = int(cuts[piece])
-            wanted = np.zeros(size + 1, dtype=np.int16)
+            expected = np.zeros(size + 1, dtype=np.int16)
             if collective == "all_gather":
-                wanted[unit] = 1
+                expected[unit] = 1
             elif collective == "all_to_all":
                 if unit % size != rank:
                     continue
-                wanted[unit // size] = 1
+                expected[unit // size] = 1
             elif collective == "broadcast":
-                wanted[root] = 1
+                expected[root] = 1
             elif collective == "allreduce" or rank == (root if collective == "reduce" else unit):
-                wanted[:size] = 1
+                expected[:size] = 1
             else:
                 continue
-            if not np.array_equal(state[rank, piece], wanted):
-                faults = _faults(state[rank, piece], wanted)
+            if not np.array_equal(state[rank, piece], expected):
+                faults = _faults(state[rank, piece], expected)
                 raise PlanError(f"{name}: after the last round rank {rank} holds in unit {unit} {faults}")
 
 
-def _faults(seen: _Counts, wanted: _Counts) -> str:
+def _faults(counted: _Counts, expected: _Counts) -> str:
     texts = []
-    for other, (count, want) in enumerate(zip(seen.tolist(), wanted.tolist(), strict=True)):
+    for other, (count, want) in enumerate(zip(counted.tolist(), expected.tolist(), strict=True)):
         if count != want:
-            part = "unfilled memory" if other == len(seen) - 1 else f"rank {other}'s part"
+            part = "unfilled memory" if other == len(counted) - 1 else f"rank {other}'s part"
             texts.append(f"{part} {count} times instead of {want}")
     return ", ".join(texts)
 
@@ -204,7 +201,7 @@ class _Progress:
 
 def _run(rows: Sequence[Rows], vectors: Vectors, name: str) -> None:
     """Runs all ranks to their ends; a rank starts a round when its previous round is complete."""
-    ranks = [_Progress(_by_round(own)) for own in rows]
+    ranks = [_Progress(_by_round(table)) for table in rows]
     # The messages from a sender to a receiver, in order: each with its row and its contents.
     sent: dict[tuple[int, int], list[tuple[list[int], Message]]] = defaultdict(list)
 
@@ -233,7 +230,7 @@ def _run(rows: Sequence[Rows], vectors: Vectors, name: str) -> None:
         for row, number in ranks[rank].waits:
             if row[OPCODE] in SENDS:
                 continue
-            message, held = sent[row[PEER], rank][number]
+            message, contents = sent[row[PEER], rank][number]
             if (message[OPCODE] == SEND_SPARSE) != (row[OPCODE] == RECV_SPARSE):
                 raise PlanError(
                     f"{name}: rank {rank} has in round {row[ROUND]} a {OPCODE_NAMES[row[OPCODE]]} from rank "
@@ -245,7 +242,7 @@ def _run(rows: Sequence[Rows], vectors: Vectors, name: str) -> None:
                     f"{row[BEGIN] + row[COUNT]}), but that rank's message {number} to it, of round {message[ROUND]}, "
                     f"holds units [{message[BEGIN]}, {message[BEGIN] + message[COUNT]})"
                 )
-            vectors.incoming(rank, row, held)
+            vectors.incoming(rank, row, contents)
 
     for rank in range(len(ranks)):
         start(rank)

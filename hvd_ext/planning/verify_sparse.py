@@ -45,28 +45,18 @@ _ZERO = 0  # the sum of nothing
 def check_local_row(row: Sequence[int], rank: int, where: str) -> None:
     """Checks the peer of a local row, whose vector the row uses.
 
-    Args:
-        row: a row with an opcode in LOCAL_OPCODES.
-        rank: the rank of the row.
-        where: the place of the row, for messages.
-
     Raises:
         PlanError: a MERGE or TAKE names its own rank, or another row that is not a SCATTER_ADD names another rank.
     """
-    own, name = row[PEER] == rank, OPCODE_NAMES[row[OPCODE]]
-    if row[OPCODE] in (MERGE, TAKE) and own:
+    names_itself, name = row[PEER] == rank, OPCODE_NAMES[row[OPCODE]]
+    if row[OPCODE] in (MERGE, TAKE) and names_itself:
         raise PlanError(f"{where}: {name} must name another rank's vector, not its own")
-    if row[OPCODE] not in (MERGE, TAKE, SCATTER_ADD) and not own:
+    if row[OPCODE] not in (MERGE, TAKE, SCATTER_ADD) and not names_itself:
         raise PlanError(f"{where}: {name} is local, so its peer must be its own rank, got {row[PEER]}")
 
 
 def check_order(rows: Rows, rank: int, name: str) -> None:
     """Checks the order of rows, as the engine's decoder does.
-
-    Args:
-        rows: the rows of one rank.
-        rank: the rank.
-        name: the plan's name, for messages.
 
     Raises:
         PlanError: a round has both messages and local rows, or a row uses a vector that does not exist yet.
@@ -107,7 +97,6 @@ class Vectors:
         Args:
             state: the counts of contributors of the units, [rank, piece, contributor]; the rows change it.
             cuts: the units between which the pieces lie.
-            name: the plan's name, for messages.
         """
         self._state, self._cuts, self._name = state, cuts, name
         size, pieces = state.shape[:2]
@@ -124,20 +113,22 @@ class Vectors:
         if row[OPCODE] != SEND_SPARSE:
             first, last = self._span(row)
             return self._state[rank, first:last].copy(), self._sums[rank][first:last]
-        found = self._read(rank, rank, row)
-        return np.stack([counts for counts, _ in found]), [sums for _, sums in found]
+        pieces = self._read(rank, rank, row)
+        return np.stack([counts for counts, _ in pieces]), [sums for _, sums in pieces]
 
     def incoming(self, rank: int, row: Sequence[int], message: Message) -> None:
         """Applies a RECV, RECV_REDUCE or RECV_SPARSE when its round ends."""
         first, last = self._span(row)
         counts, sums = message
         if row[OPCODE] == RECV_SPARSE:
-            found = zip(range(first, last), counts, sums, strict=True)
-            self._vectors[rank, row[PEER]].update({piece: (count, total) for piece, count, total in found})
+            pieces = zip(range(first, last), counts, sums, strict=True)
+            self._vectors[rank, row[PEER]].update({piece: (count, total) for piece, count, total in pieces})
         elif row[OPCODE] == RECV_REDUCE:
             self._state[rank, first:last] += counts
-            own = self._sums[rank]
-            own[first:last] = [self._sum(one, two) for one, two in zip(own[first:last], sums, strict=True)]
+            sums_here = self._sums[rank]
+            sums_here[first:last] = [
+                self._sum(left, right) for left, right in zip(sums_here[first:last], sums, strict=True)
+            ]
         else:
             self._state[rank, first:last] = counts
             self._sums[rank][first:last] = sums
@@ -167,8 +158,8 @@ class Vectors:
         elif opcode == MERGE:
             mine, theirs = self._read(rank, rank, row), self._read(rank, row[PEER], row)
             self._vectors[rank, rank] = {
-                first + at: (one + two, self._sum(left, right))
-                for at, ((one, left), (two, right)) in enumerate(zip(mine, theirs, strict=True))
+                first + at: (here + there, self._sum(left, right))
+                for at, ((here, left), (there, right)) in enumerate(zip(mine, theirs, strict=True))
             }
         elif opcode == TAKE:
             taken = self._read(rank, row[PEER], row)
@@ -211,11 +202,11 @@ class Vectors:
                 )
         return [vector[piece] for piece in range(*self._span(row))]
 
-    def _sum(self, one: int, two: int) -> int:
+    def _sum(self, first: int, second: int) -> int:
         """Numbers a sum by its bits: a + b and b + a have equal bits, but (a + b) + c and a + (b + c) may differ."""
-        if one == _ZERO or two == _ZERO:
-            return one + two
-        key = (min(one, two), max(one, two))
+        if first == _ZERO or second == _ZERO:
+            return first + second
+        key = (min(first, second), max(first, second))
         if key not in self._known:
             self._known[key] = self._next
             self._next += 1

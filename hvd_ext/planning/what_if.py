@@ -23,9 +23,7 @@ class Change:
     """A change, and the step that it leads to.
 
     Args:
-        name: the change in words.
         row: the buckets of the step, the best of the bucketers; None if the change cannot be priced.
-        iteration_s: the time of the step, seconds.
         gain: the samples per second of the job divided by those without a change.
         why_not: the reason why it cannot be priced, or "".
     """
@@ -57,14 +55,7 @@ def on_a_cluster(
     algorithm: str = "auto",
     density: float = 0.01,
 ) -> list[Change]:
-    """Prices changes of a job on a cluster, each by itself.
-
-    Args:
-        tree: the cluster.
-        times: the computation of the step.
-        bucketers: the bucketers of which each change takes the best.
-        algorithm: a schedule's name or "auto".
-        density: the density of `TopK`.
+    """Prices changes of a job on a cluster, each by itself and with the best of the bucketers.
 
     Returns:
         The job without a change, then the changes.
@@ -75,7 +66,7 @@ def on_a_cluster(
 
     scaling.check(bucketers)
 
-    def found(on: Tree = tree, of: StepTimes = times, wire: str | None = None, topk: Codec | None = None) -> Row:
+    def best_row(on: Tree = tree, of: StepTimes = times, wire: str | None = None, topk: Codec | None = None) -> Row:
         rows, refused = [], None
         for name in bucketers:
             try:
@@ -86,26 +77,26 @@ def on_a_cluster(
             raise refused
         return best(rows)
 
-    now = found()
+    now = best_row()
     changes = [Change("as it is", now, now.iteration_s, 1.0)]
     for factor in FASTER:
         name = f"links between hosts {factor} times as fast"
         if len(tree.hosts()) == 1:
             changes.append(Change(name, None, why_not="there is one host"))
         else:
-            changes.append(_change(name, now, found(faster(tree, factor))))
+            changes.append(_change(name, now, best_row(faster(tree, factor))))
     try:
-        changes.append(_change("one host more", now, found(scaled(tree, tree.size + len(tree.hosts()[0])))))
+        changes.append(_change("one host more", now, best_row(scaled(tree, tree.size + len(tree.hosts()[0])))))
     except TopologyError as error:
         changes.append(Change("one host more", None, why_not=str(error)))
     name = f"TopK({density:g})"
     try:
         # A model file has no shapes, so that the number of elements alone decides which tensors are sparsified.
-        changes.append(_change(name, now, found(topk=TopK(density=density, vectors=True))))
+        changes.append(_change(name, now, best_row(topk=TopK(density=density, vectors=True))))
     except PlanError as error:
         changes.append(Change(name, None, why_not=str(error)))
-    changes.append(_change("half precision on the wire", now, found(wire="float16")))
-    changes.append(_late(now, found(of=_at_once(times))))
+    changes.append(_change("half precision on the wire", now, best_row(wire="float16")))
+    changes.append(_late(now, best_row(of=_at_once(times))))
     price = lane_prices.best_table(tree) if algorithm == "auto" else lane_prices.dense_table(tree, algorithm)
     changes.append(_gathered(now, price, times, bucketers))
     return changes
@@ -114,13 +105,7 @@ def on_a_cluster(
 def on_a_line(
     price: lane.Table, times: StepTimes, bucketers: Sequence[str] = scaling.BUCKETERS, ranks: int = 1
 ) -> list[Change]:
-    """Prices changes where the price of an allreduce is given, each by itself.
-
-    Args:
-        price: the price of a bucket.
-        times: the computation of the step.
-        bucketers: the bucketers of which each change takes the best.
-        ranks: the number of ranks.
+    """Prices changes where the price of an allreduce is given, each by itself and with the best of the bucketers.
 
     Returns:
         The job without a change, then the changes.
@@ -129,37 +114,28 @@ def on_a_line(
         PlanError: there is no such bucketer.
     """
 
-    def found(of: lane.Table = price, when: StepTimes = times) -> Row:
+    def best_row(of: lane.Table = price, when: StepTimes = times) -> Row:
         return best([on_line(of, when, name, ranks) for name in bucketers])
 
-    now = found()
+    now = best_row()
     changes = [Change("as it is", now, now.iteration_s, 1.0)]
-    changes += [_change(f"bytes {factor} times as fast", now, found(_cheaper(price, factor))) for factor in FASTER]
+    changes += [_change(f"bytes {factor} times as fast", now, best_row(_cheaper(price, factor))) for factor in FASTER]
     fixed = "--allreduce-cost holds for one number of ranks"
     changes.append(Change("one host more", None, why_not=fixed))
     changes.append(Change("TopK", None, why_not="--allreduce-cost is the price of dense gradients"))
-    changes.append(_change("half precision on the wire", now, found(_cheaper(price, 2))))
-    changes.append(_late(now, found(when=_at_once(times))))
+    changes.append(_change("half precision on the wire", now, best_row(_cheaper(price, 2))))
+    changes.append(_late(now, best_row(when=_at_once(times))))
     changes.append(_gathered(now, price, times, bucketers))
     return changes
 
 
 def winner(changes: Sequence[Change]) -> Change:
-    """Finds the change that brings the most samples per second; the first of equals.
-
-    Args:
-        changes: the changes, of which the first is the job without one.
-    """
+    """Finds the change that brings the most samples per second; the first of equals."""
     return max(changes, key=lambda change: change.gain)
 
 
 def faster(tree: Tree, factor: float) -> Tree:
-    """Makes a cluster whose links between hosts, and between racks, are faster.
-
-    Args:
-        tree: the cluster.
-        factor: the rate of the new links divided by that of the old ones; latencies stay.
-    """
+    """Makes a cluster whose links between hosts, and between racks, are faster by a factor; latencies stay."""
 
     def quick(link: Link) -> Link:
         return replace(link, beta_s_per_byte=link.beta_s_per_byte / factor)
@@ -209,10 +185,6 @@ def gathered_s(row: Row, gather: lane.Table) -> float:
 
     The gathers begin when all reductions have ended, with the buckets of the first layers; a layer's forward pass waits
     for its bucket. The forward pass is divided over the tensors as the backward pass is.
-
-    Args:
-        row: the reductions.
-        gather: the price of a gather.
 
     Returns:
         From the end of one forward pass to that of the next, seconds.

@@ -22,14 +22,6 @@ LINES = 15  # of a rank's output in an error
 def results(files: Files, ranks: int, status: int) -> list[Any]:
     """Return the function's result on each rank.
 
-    Args:
-        files: the files of the job, which has ended.
-        ranks: the number of ranks.
-        status: mpirun's exit status.
-
-    Returns:
-        The results, by rank.
-
     Raises:
         RankError: the function raised an exception on a rank.
         JobError: a rank was killed or ended without a result, or no rank has started.
@@ -63,7 +55,7 @@ def _value(rank: int, outcome: Outcome) -> Any:
 
 def _error_of(files: Files, raised: Mapping[int, Outcome]) -> RankError:
     """Return the error of the rank that failed first, not of a rank that only reports that another is gone."""
-    rank = min(raised, key=lambda one: (raised[one].consequence, raised[one].at_s))
+    rank = min(raised, key=lambda failed: (raised[failed].consequence, raised[failed].at_s))
     outcome = raised[rank]
     error = RankError(
         f"run: rank {rank} raised {outcome.error}\nIts output is in {files.output(rank)}, that of the other ranks "

@@ -23,7 +23,6 @@ class Outcome:
     Args:
         value: the pickled result; None if the function raised.
         error: the exception in one line, such as "ValueError: no"; "" if the function returned.
-        traceback: the exception's traceback, as text.
         exception: the pickled exception; None if it does not pickle.
         consequence: whether the exception only says that another rank is gone, whose own error matters more.
         at_s: the time of the exception, in seconds since the epoch.
@@ -98,11 +97,7 @@ class Shown:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def more(self, stream: TextIO) -> None:
-        """Write what the file has gained since the last call.
-
-        Args:
-            stream: the stream to write to.
-        """
+        """Write what the file has gained since the last call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._read)
@@ -117,14 +112,6 @@ class Shown:
 
 def pickled(func: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
     """Pickle a function and its arguments.
-
-    Args:
-        func: the function.
-        args: its arguments.
-        kwargs: its keyword arguments.
-
-    Returns:
-        Bytes that unpickle to the function, its arguments and its keyword arguments.
 
     Raises:
         InvalidError: `func` is not callable, the arguments have a wrong type, or something does not pickle.

@@ -46,9 +46,6 @@ class JobError(HvdExtError):
 def job_environment(**extra: str) -> dict[str, str]:
     """Return the environment of a job's processes.
 
-    Args:
-        extra: further variables.
-
     Returns:
         This process's environment, without a launcher's variables if this process is a rank itself. PATH begins with
         this interpreter's folder, and the defaults let ranks share cores.
@@ -80,23 +77,28 @@ def find(program: str) -> str | None:
     return shutil.which(program, path=job_environment()["PATH"])
 
 
+def find_mpirun() -> str:
+    """Find mpirun beside this interpreter or on PATH.
+
+    Raises:
+        JobError: there is none.
+    """
+    program = find("mpirun")
+    if program is None:
+        raise JobError("mpirun: it is neither beside this Python nor on PATH; python -m hvd_ext doctor says what to do")
+    return program
+
+
 def mpirun(ranks: int, command: Sequence[str]) -> list[str]:
     """Return the command that starts ranks on this host with Open MPI.
 
     Args:
         ranks: the number of ranks; it may be larger than the number of cores.
-        command: the command that each rank runs.
-
-    Returns:
-        The command.
 
     Raises:
         JobError: there is no mpirun.
     """
-    program = find("mpirun")
-    if program is None:
-        raise JobError("mpirun: it is neither beside this Python nor on PATH; python -m hvd_ext doctor says what to do")
-    return [program, "-np", str(ranks), "--oversubscribe", "--bind-to", "none", *command]
+    return [find_mpirun(), "-np", str(ranks), "--oversubscribe", "--bind-to", "none", *command]
 
 
 def last_words(log: Path, lines: int = TAIL_LINES) -> str:
@@ -157,7 +159,6 @@ class Job:
         """Wait for the job to succeed.
 
         Args:
-            timeout_s: the time limit.
             tick: called about ten times a second.
 
         Raises:
@@ -176,14 +177,14 @@ class Job:
 
     def ranks(self) -> list[psutil.Process]:
         """Return the job's ranks on this machine, without the launcher and its daemons."""
-        found = []
+        ranks = []
         for process in self.processes():
             try:
                 if any(name in process.environ() for name in RANK_VARIABLES):
-                    found.append(process)
+                    ranks.append(process)
             except (psutil.Error, OSError):
                 continue
-        return found
+        return ranks
 
     def stop(self) -> None:
         """Stop the job: signal the launcher first, then kill what is left. Ctrl-C is ignored meanwhile."""
@@ -209,14 +210,14 @@ class Job:
 
     def processes(self) -> list[psutil.Process]:
         """Return the processes of the job that are still alive."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             try:
                 if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    processes.append(process)
             except (psutil.Error, OSError):
                 continue
-        return found
+        return processes
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:

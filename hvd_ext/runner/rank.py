@@ -26,10 +26,6 @@ from hvd_ext.runner.handover import Files, Outcome
 def main(folder: Path, outputs: Path) -> None:
     """Call the function as one rank of the job.
 
-    Args:
-        folder: see `Files`.
-        outputs: see `Files`.
-
     Raises:
         BaseException: the function raised it; raised again so that the job ends.
     """

@@ -67,7 +67,6 @@ class Play:
 
     Args:
         runs: the buffers of the lane in the order in which they start; their programs have the same ranks and ports.
-        window: the number of segments in flight.
     """
 
     def __init__(self, runs: Sequence[Run], window: int) -> None:

@@ -1,4 +1,4 @@
-"""Partial rounds as they are played: who gives which gradient to which round, and when; no plans, no messages.
+"""The play of partial rounds: which gradient of which rank is in which round, and when; no plans, no messages.
 
 A round is one allreduce of a whole step's gradients in which every rank takes part, also one that still computes its
 own. Step s of every rank takes the result of round s. The rules are those of `tf_ops/engine/rounds.cc`: rank 0 hears
@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.simulation import replay
 
 MODES = ("full", "solo", "majority", "quorum")
 _BITS = (1 << 64) - 1
@@ -67,6 +66,29 @@ class Rules:
                 raise InvalidError(f"{name} ({getattr(self, name)}) with mode {self.mode!r}: outside of its range")
 
 
+def active(arrived: Numbers) -> Numbers:
+    """Count the ranks that gave the gradient of the very step to each round [rounds]; `arrived` is as in `Played`."""
+    return np.count_nonzero(arrived >= np.arange(1, len(arrived) + 1)[:, None], 1).astype(np.int64)
+
+
+def staleness(arrived: Numbers, steps: Sequence[int] | Numbers | None = None) -> Numbers:
+    """Count the gradients that were in a round 0, 1, ... rounds after their own.
+
+    Args:
+        steps: how many steps each rank took with a gradient [ranks]; if a rank took any without one. Gradients that are
+            still held do not count.
+
+    Returns:
+        Counts [largest staleness + 1].
+    """
+    late: list[Numbers] = [np.zeros(0, np.int64)]
+    for rank, column in enumerate(arrived.T):
+        most = int(column.max(initial=0)) if steps is None else min(int(column.max(initial=0)), int(steps[rank]))
+        numbers = np.arange(1, most + 1)
+        late.append(np.searchsorted(column, numbers) + 1 - numbers)
+    return np.bincount(np.concatenate(late), minlength=1)
+
+
 @dataclass(frozen=True)
 class Played:
     """Rounds that have been played. Times are seconds from the begin of the first step; round t has the row t - 1.
@@ -103,17 +125,12 @@ class Played:
     @property
     def active(self) -> float:
         """The mean number of ranks whose gradient of the very step is in its round."""
-        return float(replay.active(self.arrived).mean())
+        return float(active(self.arrived).mean())
 
     @property
     def staleness(self) -> Numbers:
         """How many gradients were in a round later than their own by 0, 1, ... rounds [largest staleness + 1]."""
-        return replay.staleness(self.arrived, self.steps)
-
-    @property
-    def held(self) -> list[tuple[int, int]]:
-        """The gradients that were in no round at the end, as (rank, step)."""
-        return replay.held(self.arrived, self.steps)
+        return staleness(self.arrived, self.steps)
 
     def rounds_per_s(self, after: int = 0) -> float:
         """Give the speed.
@@ -130,8 +147,6 @@ def drawn_for(seed: int, number: int, candidates: int) -> int:
 
     Args:
         seed: in [0, 2^64).
-        number: of the round, 0 or more.
-        candidates: the number of ranks to draw from.
 
     Returns:
         The place of the rank among the candidates.
@@ -164,7 +179,6 @@ def play(
 
     Args:
         step_s: how long each rank computes until its gradient of the step is there, seconds [ranks, steps].
-        rules: when rounds begin.
         round_s: of the allreduce, from the time at which the last rank takes part, seconds.
         steps: how many steps each rank takes; all by default.
         word_s: how long a word takes between rank 0 and each other rank, of a gradient or of an open round, seconds.
@@ -305,27 +319,27 @@ class _Play:
         self._made += 1
 
     def _gradient(self, rank: int, step: int, now_s: float) -> None:
-        one = self._ranks[rank]
-        one.arrived = step
+        state = self._ranks[rank]
+        state.arrived = step
         self._gradients_s[rank, step - 1] = now_s
         self._push(now_s + self._words_s[rank], _HEARD, rank, step)
         self._begin_rounds(rank, now_s)  # the bound may have waited for it
-        one.waits = True
+        state.waits = True
         self._go_on(rank, now_s)
 
     def _go_on(self, rank: int, now_s: float) -> None:
         """Ends the rank's step if its result is there, and begins the next one."""
-        one = self._ranks[rank]
-        if not one.waits or one.step - self._rules.delay > self._over:
+        state = self._ranks[rank]
+        if not state.waits or state.step - self._rules.delay > self._over:
             return
-        self._ends_s[rank, one.step - 1] = now_s
-        one.waits = False
-        if one.step < self._counts[rank]:
-            one.step += 1
-            self._push(now_s + float(self._times_s[rank, one.step - 1]), _GRADIENT, rank, one.step)
+        self._ends_s[rank, state.step - 1] = now_s
+        state.waits = False
+        if state.step < self._counts[rank]:
+            state.step += 1
+            self._push(now_s + float(self._times_s[rank, state.step - 1]), _GRADIENT, rank, state.step)
             return
-        one.left = True
-        one.arrived = max(one.arrived, self._over)
+        state.left = True
+        state.arrived = max(state.arrived, self._over)
         self._push(now_s + self._words_s[rank], _HEARD, rank, 0)
         self._begin_rounds(rank, now_s)
 
@@ -342,12 +356,12 @@ class _Play:
             self._push(now_s + word_s, _OPEN, other, opened)
 
     def _begin_rounds(self, rank: int, now_s: float) -> None:
-        one = self._ranks[rank]
-        while one.takes_part(self._rules.staleness):
-            one.begun += 1
-            number = one.begun
+        state = self._ranks[rank]
+        while state.takes_part(self._rules.staleness):
+            state.begun += 1
+            number = state.begun
             # with a delay the gradient of the next step may be there too, which is not in this round
-            self._arrived[number - 1, rank] = min(one.arrived, number)
+            self._arrived[number - 1, rank] = min(state.arrived, number)
             self._taking_part[number] += 1
             if self._taking_part[number] == len(self._ranks):
                 # the round before has all ranks too, so that its end is known
@@ -358,7 +372,7 @@ class _Play:
 
     def _end_round(self, number: int, now_s: float) -> None:
         self._over = number
-        for rank, one in enumerate(self._ranks):
-            if one.left:
-                one.arrived = max(one.arrived, number)  # it takes the round without a gradient
+        for rank, state in enumerate(self._ranks):
+            if state.left:
+                state.arrived = max(state.arrived, number)  # it takes the round without a gradient
             self._go_on(rank, now_s)

@@ -28,12 +28,7 @@ _NUMBERS = {"one": 1, "uniform": 2, "shifting": 2, "lognormal": 2}
 
 @dataclass(frozen=True)
 class Skew:
-    """What steps take longer than their computation; see `KINDS`.
-
-    Args:
-        kind: one of `KINDS`.
-        times_s: its times, seconds.
-    """
+    """What steps take longer than their computation; see `KINDS`."""
 
     kind: str
     times_s: tuple[float, ...]
@@ -46,10 +41,10 @@ class Skew:
             InvalidError: the text is none of `KINDS`, or its times do not fit.
         """
         kind, _, rest = text.partition(":")
-        found = [_TIME.fullmatch(part.strip()) for part in rest.split(",")]
-        if kind not in KINDS or None in found or len(found) != _NUMBERS.get(kind, len(found)):
+        matches = [_TIME.fullmatch(part.strip()) for part in rest.split(",")]
+        if kind not in KINDS or None in matches or len(matches) != _NUMBERS.get(kind, len(matches)):
             raise InvalidError(f"skew {text!r}: must be one of: " + "; ".join(KINDS.values()))
-        times_s = tuple(float(one[1]) * _UNITS_S[one[2]] for one in found if one)
+        times_s = tuple(float(match[1]) * _UNITS_S[match[2]] for match in matches if match)
         if kind in ("uniform", "shifting") and times_s[0] > times_s[1]:
             raise InvalidError(f"skew {text!r}: the first time must not be longer than the second one")
         if kind == "lognormal" and not times_s[0]:
@@ -68,9 +63,9 @@ class Skew:
                 raise InvalidError(f"skew of {len(self.times_s)} ranks: must have a time for each of {ranks}")
             return np.repeat(np.array(self.times_s)[:, None], steps, 1)
         if self.kind == "one":
-            found = np.zeros(shape)
-            found[random.integers(ranks, size=steps), np.arange(steps)] = self.times_s[0]
-            return found
+            delays = np.zeros(shape)
+            delays[random.integers(ranks, size=steps), np.arange(steps)] = self.times_s[0]
+            return delays
         first, second = self.times_s
         if self.kind == "uniform":
             return random.uniform(first, second, shape)
@@ -86,8 +81,6 @@ class Gain:
     """A mode of `sync=` on ranks whose steps differ.
 
     Args:
-        ranks: the number of ranks.
-        mode: as the user writes it.
         step_s: of a step, in the mean.
         speedup: over full steps.
         active: the mean number of gradients that are on time.
@@ -138,28 +131,23 @@ def gains(
     """Play `STEPS` steps in each mode.
 
     Args:
-        ranks: the number of ranks.
         computing_s: of a step without skew and communication, seconds.
         full_s: the communication of a full step that computation does not hide, seconds.
         round_s: the communication of the whole gradient after the computation, as rounds that do not wait have it.
-        skew: what the steps take longer.
-        modes: as for `rules_of`.
-        staleness: the bound.
-        seed: of the draws.
 
     Raises:
         InvalidError: an argument is outside of its range.
     """
     step_s = computing_s + skew.seconds(ranks, STEPS, seed)
     full = play(step_s, Rules(), full_s)
-    found = []
+    gains_of_modes = []
     for mode in modes:
         rules = rules_of(mode, staleness, ranks)
         played = full if mode == "full" else play(step_s, rules, round_s)
         counts = played.staleness / played.staleness.sum()
         # with a delay a gradient is in the round of its step, whose result is taken one step later
         late = np.concatenate([np.zeros(rules.delay), counts])
-        found.append(
+        gains_of_modes.append(
             Gain(
                 ranks,
                 mode,
@@ -170,4 +158,4 @@ def gains(
                 float(played.waited_s.mean()) / STEPS,
             )
         )
-    return found
+    return gains_of_modes

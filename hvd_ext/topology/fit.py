@@ -35,9 +35,6 @@ def typical(seconds: Sequence[float]) -> float:
 
     A disturbed time is always longer. The minimum would be the luckiest time instead, which a job does not have each
     time.
-
-    Args:
-        seconds: repeated measurements, at least one.
     """
     ordered = sorted(seconds)
     return float(np.mean(ordered[: -(-len(ordered) // 2)]))
@@ -81,11 +78,7 @@ def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def middle(values: Sequence[float]) -> float:
-    """Gives the value whose largest ratio to the given ones, either way, is least.
-
-    Args:
-        values: numbers above 0, at least one.
-    """
+    """Gives the value whose largest ratio to the given ones, either way, is least."""
     return float(np.sqrt(min(values) * max(values)))
 
 
@@ -115,29 +108,22 @@ def knee(values: Sequence[float]) -> tuple[int, float]:
 def levelled(betas: Sequence[float]) -> list[float]:
     """Gives equal times per byte to those that differ by no more than a measurement errs.
 
-    Args:
-        betas: seconds per byte, one for each host.
-
     Returns:
         The same in the same order; values of which each is within 5 % of the next larger one have their median.
     """
     order = sorted(range(len(betas)), key=lambda place: betas[place])
-    found = list(betas)
+    level = list(betas)
     group: list[int] = []
     for place in [*order, -1]:
         if group and (place < 0 or betas[place] > betas[group[-1]] * (1 + ALIKE)):
             middle = float(np.median([betas[member] for member in group]))
             for member in group:
-                found[member] = middle
+                level[member] = middle
             group = []
         group.append(place)
-    return found
+    return level
 
 
 def rounded(value: float) -> float:
-    """Rounds a measured number to four digits.
-
-    Args:
-        value: any number.
-    """
+    """Rounds a measured number to four digits."""
     return float(f"{value:.{DIGITS}g}")

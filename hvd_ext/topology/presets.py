@@ -15,10 +15,7 @@ class Preset:
     """A cluster of a paper.
 
     Args:
-        name: the name of the preset.
-        hosts: the hosts in words.
         source: where the paper describes it, and which of the values are assumed.
-        build: makes the tree.
     """
 
     name: str
@@ -52,10 +49,7 @@ def cluster(counts: Sequence[int], inside: Link, between: Link, gamma_s_per_byte
     """Makes a cluster from the ranks of its hosts.
 
     Args:
-        counts: the number of ranks of each host.
-        inside: the link inside the hosts.
         between: the link between the hosts, and between racks for as many hosts as a rack has at once.
-        gamma_s_per_byte: the time in which a rank reduces a byte, seconds.
         racks: the number of racks, which divides the number of hosts.
 
     Returns:
@@ -68,9 +62,9 @@ def cluster(counts: Sequence[int], inside: Link, between: Link, gamma_s_per_byte
     if racks == 1:
         return Tree(Node("cluster", between, tuple(hosts)), gamma_s_per_byte)
     each = len(hosts) // racks
-    whole = Link(between.alpha_s, between.beta_s_per_byte / each)
+    of_racks = Link(between.alpha_s, between.beta_s_per_byte / each)
     parts = (Node(f"rack{rack}", between, tuple(hosts[rack * each : (rack + 1) * each])) for rack in range(racks))
-    return Tree(Node("cluster", whole, tuple(parts)), gamma_s_per_byte)
+    return Tree(Node("cluster", of_racks, tuple(parts)), gamma_s_per_byte)
 
 
 def _flexreduce(gpus: int) -> Preset:
@@ -131,9 +125,6 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _LISTED}
 
 def preset(name: str) -> Tree:
     """Makes the cluster of a paper.
-
-    Args:
-        name: a key of PRESETS.
 
     Raises:
         TopologyError: there is no such preset.

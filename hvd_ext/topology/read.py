@@ -70,10 +70,10 @@ class _NodeSchema(BaseModel):
 
     @model_validator(mode="after")
     def _one_content(self) -> _NodeSchema:
-        given = [key for key in ("children", "ranks", "rank") if getattr(self, key) is not None]
-        if len(given) != 1:
+        keys = [key for key in ("children", "ranks", "rank") if getattr(self, key) is not None]
+        if len(keys) != 1:
             raise ValueError(
-                f"a node must have exactly one of children, ranks and rank, got {' and '.join(given) or 'none'}"
+                f"a node must have exactly one of children, ranks and rank, got {' and '.join(keys) or 'none'}"
             )
         if (self.link is None) != (self.rank is not None):
             raise ValueError("a node with children or ranks must have a link, which joins them; a single rank has none")
@@ -131,19 +131,15 @@ class _ClusterSchema(_NodeSchema):
 
 
 def table() -> list[tuple[str, str, str, str]]:
-    """Lists the keys of a topology file.
-
-    Returns:
-        For each key its name, the object that it belongs to, the type of its value, and its meaning.
-    """
+    """Lists the keys of a topology file, each with the object that has it, the type of its value, and its meaning."""
     outermost = {
         name: field for name, field in _ClusterSchema.model_fields.items() if name not in _NodeSchema.model_fields
     }
     places = {"a node": _NodeSchema.model_fields, "a link": _LinkSchema.model_fields, "the outermost node": outermost}
     schema = _ClusterSchema.model_json_schema()
-    found = {**schema["$defs"]["_LinkSchema"]["properties"], **schema["properties"]}
+    schemas = {**schema["$defs"]["_LinkSchema"]["properties"], **schema["properties"]}
     return [
-        (name, place, _takes(found[name]), field.description or "")
+        (name, place, _takes(schemas[name]), field.description or "")
         for place, fields in places.items()
         for name, field in fields.items()
     ]
@@ -151,7 +147,7 @@ def table() -> list[tuple[str, str, str, str]]:
 
 def _takes(schema: dict[str, Any]) -> str:
     """Describes the values of a key in words, from the key's JSON schema of pydantic."""
-    schema = next((one for one in schema.get("anyOf", ()) if one.get("type") != "null"), schema)
+    schema = next((either for either in schema.get("anyOf", ()) if either.get("type") != "null"), schema)
     if "$ref" in schema:
         return {"_LinkSchema": "a link", "_NodeSchema": "a node"}[schema["$ref"].rpartition("/")[2]]
     if schema["type"] == "array":
@@ -165,10 +161,6 @@ def _takes(schema: dict[str, Any]) -> str:
 
 def read(path: str | Path, size: int | None = None) -> Tree:
     """Reads a cluster from a YAML file in the format that the module's docstring describes.
-
-    Args:
-        path: the path of the file.
-        size: the number of ranks of the job; None if it is not known.
 
     Raises:
         TopologyError: the file is missing, is not YAML, breaks the format (unknown key, missing key, wrong type),
@@ -185,11 +177,6 @@ def read(path: str | Path, size: int | None = None) -> Tree:
 
 def parse(text: str, source: str = "text", size: int | None = None) -> Tree:
     """Reads a cluster from YAML text.
-
-    Args:
-        text: YAML in the format that the module's docstring describes.
-        source: the origin of the text, for messages.
-        size: the number of ranks of the job; None if it is not known.
 
     Raises:
         TopologyError: as for read().

@@ -18,10 +18,6 @@ def scaled(tree: Tree, ranks: int) -> Tree:
     a rack is filled before the next one begins, and racks repeat. Fewer ranks than the first host has are ranks of this
     host.
 
-    Args:
-        tree: the cluster.
-        ranks: the number of ranks.
-
     Returns:
         The cluster, whose ranks are numbered in tree order; `tree` itself if it has as many ranks.
 
@@ -64,11 +60,7 @@ def _nearest(sizes: list[int], ranks: int) -> tuple[int, int]:
 
 
 def _taken(node: Node, ranks: int, first: int) -> tuple[Node, int, int]:
-    """Repeats the children of the root until they have the ranks.
-
-    Returns:
-        The new root, the ranks that are left, and the next rank's number.
-    """
+    """Repeats the children of the root until they have the ranks."""
     children = []
     for number, child in enumerate(cycle(node.children)):
         if not ranks:

@@ -167,9 +167,6 @@ class Tree:
     def at(self, nbytes: float) -> Tree:
         """The tree for buffers of a size: a larger one than the caches hold takes longer to copy and to add.
 
-        Args:
-            nbytes: the size of the buffer.
-
         Returns:
             This tree, or one whose memory_factor has gone into the links in hosts, the additions and the hand-over.
         """
@@ -183,7 +180,7 @@ class Tree:
         def changed(node: Node) -> Node:
             if any(child.children for child in node.children):
                 return replace(node, children=tuple(changed(child) for child in node.children))
-            ranks = tuple(replace(one, port=slower(one.port)) if one.port else one for one in node.children)
+            ranks = tuple(replace(rank, port=slower(rank.port)) if rank.port else rank for rank in node.children)
             return replace(node, link=slower(node.link), children=ranks)
 
         return replace(
@@ -200,12 +197,12 @@ class Tree:
         Returns:
             One tuple of nodes per level, in tree order; the last tuple has only the root. Empty for a tree of one leaf.
         """
-        found: list[tuple[Node, ...]] = []
+        levels: list[tuple[Node, ...]] = []
         nodes: tuple[Node, ...] = (self.root,)
         while branches := tuple(node for node in nodes if node.children):
-            found.append(branches)
+            levels.append(branches)
             nodes = tuple(child for node in branches for child in node.children)
-        return tuple(reversed(found))
+        return tuple(reversed(levels))
 
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each host; a host is a branch whose children are all leaves.
@@ -217,26 +214,17 @@ class Tree:
 
     @cached_property
     def _hosts(self) -> tuple[tuple[int, ...], ...]:
-        found: list[tuple[int, ...]] = []
+        hosts: list[tuple[int, ...]] = []
 
         def visit(node: Node) -> None:
             if not any(child.children for child in node.children):
-                found.append(node.ranks)
+                hosts.append(node.ranks)
                 return
             for child in node.children:
                 visit(child)
 
         visit(self.root)
-        return tuple(found)
-
-    def is_uniform(self) -> bool:
-        """Whether all branches of a level have equally many children and all leaves have the same depth.
-
-        BlueConnect needs this horizontal symmetry.
-        """
-        levels = self.levels()
-        even = all(len({len(node.children) for node in level}) == 1 for level in levels)
-        return even and all(len({bool(c.children) for node in level for c in node.children}) == 1 for level in levels)
+        return tuple(hosts)
 
     def subset(self, ranks: Sequence[int]) -> Tree:
         """The tree of some of the ranks, with new numbers.
@@ -281,7 +269,6 @@ def leaf(rank: int, port: Link | None = None) -> Node:
     """Makes the leaf of one rank.
 
     Args:
-        rank: the rank, 0 or more.
         port: the rank's own port to its host; None for the host's link.
     """
     return Node(f"rank {rank}", rank=rank, port=port)
@@ -292,8 +279,6 @@ def from_hosts(host_of_rank: Sequence[str], *, inside: Link = SHARED_MEMORY, bet
 
     Args:
         host_of_rank: the name of each rank's host; the ranks of a host need not be neighbours (mpirun --map-by node).
-        inside: the assumed link between the ranks of a host.
-        between: the assumed link between the hosts.
 
     Returns:
         A root with one branch per host, in the order of the hosts' lowest ranks; a single host is itself the root.

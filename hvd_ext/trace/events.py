@@ -22,8 +22,6 @@ class Levels:
     """A plan as the trace shows it.
 
     Args:
-        algorithm: the name of its algorithm.
-        names: the names of its levels.
         ends: the first round after each level.
     """
 
@@ -59,8 +57,6 @@ class Book:
     """The names and plans that a rank's records refer to.
 
     Args:
-        rank: the rank.
-        host: the rank's host.
         zero_ns: the time on the rank's clock that is 0 in the trace.
         channels: the channels by lane.
         plans: the plans of calls, by handle.
@@ -74,14 +70,7 @@ class Book:
 
 
 def levels_of(plan: LogicalPlan) -> Levels:
-    """Find the rounds of each level of a plan.
-
-    Args:
-        plan: the plan of all ranks.
-
-    Returns:
-        The plan's levels; a level without a name is named after its place.
-    """
+    """Find the rounds of each level of a plan; a level without a name is named after its place."""
     ends, end = [], 0
     for level in plan.levels:
         end += lower.rounds_of_level(level)
@@ -95,7 +84,6 @@ def events_of(records: Sequence[Record], book: Book) -> list[Event]:
 
     Args:
         records: the engine's records; a step with missing records gets no event of category "step".
-        book: the names and plans that the records refer to.
 
     Returns:
         Events with the categories of docs/trace.md; the names of the process and of the tracks come first.
@@ -104,12 +92,12 @@ def events_of(records: Sequence[Record], book: Book) -> list[Event]:
     of_step: dict[tuple[int, int], list[Record]] = defaultdict(list)
     for record in records:
         of_step[(record.lane, record.id)].append(record)
-    for (lane, number), found in sorted(of_step.items()):
+    for (lane, number), of_run in sorted(of_step.items()):
         if lane == 0:
-            writer.call(found)
+            writer.call(of_run)
         elif lane in book.channels:
-            writer.step(lane, number, found)
-    return writer.named() + writer.events
+            writer.step(lane, number, of_run)
+    return writer.names() + writer.events
 
 
 class _Writer:
@@ -119,7 +107,7 @@ class _Writer:
         self._tracks: dict[tuple[int, ...], str] = {}
         self._calls_end: list[int] = []  # for each track of calls, the end of its last call
 
-    def named(self) -> list[Event]:
+    def names(self) -> list[Event]:
         where = f"rank {self.book.rank} on {self.book.host}"
         names = [
             self._meta("process_name", 0, {"name": where}),
@@ -133,7 +121,7 @@ class _Writer:
 
     def step(self, lane: int, number: int, records: Sequence[Record]) -> None:
         channel = self.book.channels[lane]
-        # partial rounds have one more bucket, the table of who takes part
+        # partial rounds have one more bucket, the table of the ranks that take part
         records = [record for record in records if record.part < len(channel.buckets(number))]
         of: dict[Kind, list[Record]] = defaultdict(list)
         for record in records:
@@ -154,7 +142,7 @@ class _Writer:
             self._levels(lane, part, rounds, about)
         delivered = {record.part for record in of[Kind.DELIVER]}
         if of[Kind.SUBMITTED] and len(filled) == len(delivered) == len(channel.buckets(number)):
-            self._whole(lane, number, of, about)
+            self._step_events(lane, number, of, about)
 
     def call(self, records: Sequence[Record]) -> None:
         of = {record.kind: record for record in records}
@@ -174,7 +162,7 @@ class _Writer:
         self._span(track, "announce", f"announce {announced.name}", announced, {})
         self._span(track, "call", announced.name, called, about)
 
-    def _whole(self, lane: int, number: int, of: dict[Kind, list[Record]], about: dict[str, Any]) -> None:
+    def _step_events(self, lane: int, number: int, of: dict[Kind, list[Record]], about: dict[str, Any]) -> None:
         track = self._track((lane, 0, 0), f"{about['channel']}: steps")
         submitted = of[Kind.SUBMITTED][0]
         begin = min(record.begin_ns for record in of[Kind.FILL])

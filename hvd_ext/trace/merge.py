@@ -43,20 +43,14 @@ class Merged:
 
 
 def read(folder: Path) -> Merged:
-    """Read and merge the files of a folder.
-
-    Args:
-        folder: the folder of `HVD_EXT_TRACE` or `start_trace`.
-
-    Returns:
-        The merged trace; its `problems` name the ranks whose files are missing or broken.
+    """Read and merge the files of a trace's folder; `problems` name the ranks whose files are missing or broken.
 
     Raises:
         InvalidError: there is no such folder, or it has no valid file.
     """
     if not folder.is_dir():
         raise InvalidError(f"{folder}: must be the folder of a trace, but it does not exist")
-    paths = {int(found[1]): path for path in folder.iterdir() if (found := _NAME.fullmatch(path.name))}
+    paths = {int(match[1]): path for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
     if not paths:
         raise InvalidError(
             f"{folder}: it must hold files rank_0.json, rank_1.json, ..., but there is none: set HVD_EXT_TRACE to it "
@@ -91,19 +85,15 @@ def read(folder: Path) -> Merged:
 def checked(document: Any, rank: int) -> dict[str, Any]:
     """Check a rank's file and return its document.
 
-    Args:
-        document: the parsed JSON.
-        rank: the rank in the file's name.
-
     Raises:
         ValueError: the document is not a trace of this rank; the message says why.
     """
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
         raise ValueError("it must be an object with a list of traceEvents")
     about = document.get("otherData")
-    wanted = {"job": str, "rank": int, "size": int, "dropped": int, "clock_uncertainty_us": (int, float)}
-    if not isinstance(about, dict) or not all(isinstance(about.get(key), kind) for key, kind in wanted.items()):
-        raise ValueError(f"its otherData must say {', '.join(wanted)}")
+    required = {"job": str, "rank": int, "size": int, "dropped": int, "clock_uncertainty_us": (int, float)}
+    if not isinstance(about, dict) or not all(isinstance(about.get(key), kind) for key, kind in required.items()):
+        raise ValueError(f"its otherData must say {', '.join(required)}")
     if about["rank"] != rank:
         raise ValueError(f"it must be the trace of rank {rank}, it is that of rank {about['rank']}")
     for event in document["traceEvents"]:

@@ -40,9 +40,6 @@ class Record(NamedTuple):
 def start(capacity: int) -> None:
     """Start recording in the running engine, and drop earlier records.
 
-    Args:
-        capacity: the number of records that are kept; the newest ones are.
-
     Raises:
         InvalidError: the capacity is below 1.
         NotInitializedError: no engine runs.
@@ -66,9 +63,6 @@ class Raw:
 
 def read(capacity: int) -> Raw:
     """Read the records without decoding them, which is quick, so that a rank that leaves keeps no other rank waiting.
-
-    Args:
-        capacity: the largest number of records to read; the newest ones are read.
 
     Returns:
         The records, for `decoded`.

@@ -1,4 +1,4 @@
-"""Partial rounds summed up: who was on time, who waited, and how stale gradients were.
+"""Summaries of partial rounds: which ranks were on time, which waited, and how stale gradients were.
 
 The source is what an engine knows of its rounds (`hvd_ext.engine.partial.Rounds`), or the events of a merged trace.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hvd_ext.simulation import replay
+from hvd_ext.simulation.rounds import active, staleness
 from hvd_ext.trace.events import Book, Event
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ class Summary:
     """Rounds in a row, summed up.
 
     Args:
-        rounds: how many they are, at least one.
-        ranks: the numbers of the ranks in the job.
         on_time: in how many rounds each rank's gradient of the very step was [ranks]. A step without a gradient is
             late.
         waited_s: how long each rank waited for results in all [ranks]; NaN where it is not known.
@@ -56,8 +54,8 @@ class Summary:
     @property
     def histogram(self) -> str:
         """The staleness as text, such as "0: 90%, 1: 8%, 3: 2%"."""
-        every = sum(self.staleness)
-        return ", ".join(f"{late}: {count / every:.0%}" for late, count in enumerate(self.staleness) if count)
+        total = sum(self.staleness)
+        return ", ".join(f"{late}: {count / total:.0%}" for late, count in enumerate(self.staleness) if count)
 
     def line(self) -> str:
         """Return the summary as one line."""
@@ -69,11 +67,7 @@ class Summary:
         )
 
     def table(self, name: str) -> Table:
-        """Return the summary as a table.
-
-        Args:
-            name: the channel's name, for the title.
-        """
+        """Return the summary as a table."""
         from rich.table import Table
 
         many = f"{self.rounds} partial round{'s' * (self.rounds != 1)}"
@@ -97,7 +91,6 @@ def summed(numbers: Numbers, arrived: Numbers, waited_s: Seconds, ranks: Iterabl
         numbers: of the rounds, which follow each other; at least one.
         arrived: for each rank the newest step whose gradient is in the round or was in one before it [rounds, ranks].
         waited_s: how long each rank waited for results in all [ranks]; NaN where it is not known.
-        ranks: the numbers of the ranks in the job.
     """
     counted = arrived - (numbers[0] - 1)  # steps count from the first of these rounds
     on_time = np.count_nonzero(arrived >= numbers[:, None], 0)
@@ -106,54 +99,51 @@ def summed(numbers: Numbers, arrived: Numbers, waited_s: Seconds, ranks: Iterabl
         tuple(ranks),
         tuple(on_time.tolist()),
         tuple(waited_s.tolist()),
-        float(replay.active(counted).mean()),
-        tuple(replay.staleness(counted).tolist()),
+        float(active(counted).mean()),
+        tuple(staleness(counted).tolist()),
     )
 
 
-def of_engine(known: Rounds, rank: int, ranks: Iterable[int]) -> Summary | None:
+def of_engine(recorded: Rounds, rank: int, ranks: Iterable[int]) -> Summary | None:
     """Sum up what the engine of a rank knows.
 
     Rank 0 knows when the gradients of all ranks came, and so how long they waited. Another rank knows this of itself.
 
     Args:
-        known: rounds that are over.
-        rank: this rank, in the engine.
         ranks: the numbers in the job of the engine's ranks.
 
     Returns:
         The summary; None if no round is known.
     """
-    if not len(known.numbers):
+    if not len(recorded.numbers):
         return None
-    waited_s = np.full(known.arrived.shape[1], np.nan)
+    waited_s = np.full(recorded.arrived.shape[1], np.nan)
     if rank == 0:
-        waits_s = np.maximum(known.finished_s[:, None] - known.announced_s, 0.0)
-        waited_s = np.where(known.announced_s > 0, waits_s, 0.0).sum(0)
-    waited_s[rank] = known.waited_s.sum()
-    return summed(known.numbers, known.arrived, waited_s, ranks)
+        waits_s = np.maximum(recorded.finished_s[:, None] - recorded.announced_s, 0.0)
+        waited_s = np.where(recorded.announced_s > 0, waits_s, 0.0).sum(0)
+    waited_s[rank] = recorded.waited_s.sum()
+    return summed(recorded.numbers, recorded.arrived, waited_s, ranks)
 
 
-def events_of(known: Rounds, book: Book, lane: int, since_ns: int = 0) -> list[Event]:
+def events_of(recorded: Rounds, book: Book, lane: int, since_ns: int = 0) -> list[Event]:
     """Make the events of one rank's partial rounds, on a track of their own.
 
     Args:
-        known: the rounds of one channel that are over.
-        book: names the channel and the rank.
-        lane: the channel's lane.
         since_ns: rounds that began before this time of this host's steady clock are left out.
 
     Returns:
         A span for each round, from its begin on this rank to its end; the name of the track comes first.
     """
     name, tid = book.channels[lane].name, lane * 1_000_000 + 1  # beside the track of the steps
-    arrived = known.arrived[:, book.rank]
-    before = np.concatenate((known.numbers[:1] - 1, arrived[:-1]))
+    arrived = recorded.arrived[:, book.rank]
+    before = np.concatenate((recorded.numbers[:1] - 1, arrived[:-1]))
     spans: list[Event] = []
-    for row, number in enumerate(known.numbers.tolist()):
-        if known.begins_s[row] * 1e9 < since_ns:
+    for row, number in enumerate(recorded.numbers.tolist()):
+        if recorded.begins_s[row] * 1e9 < since_ns:
             continue
-        begin_us, over_us = ((times[row] * 1e9 - book.zero_ns) / 1e3 for times in (known.begins_s, known.finished_s))
+        begin_us, over_us = (
+            (times[row] * 1e9 - book.zero_ns) / 1e3 for times in (recorded.begins_s, recorded.finished_s)
+        )
         on_time = bool(arrived[row] >= number)
         about = {
             "channel": name,
@@ -162,7 +152,7 @@ def events_of(known: Rounds, book: Book, lane: int, since_ns: int = 0) -> list[E
             "arrived": int(arrived[row]),
             "on_time": on_time,
             "staleness": number - int(before[row]) - 1 if arrived[row] > before[row] else None,
-            "waited_us": round(float(known.waited_s[row]) * 1e6, 3),
+            "waited_us": round(float(recorded.waited_s[row]) * 1e6, 3),
         }
         shape = {"name": f"round {number}" + (", late" if not on_time else ""), "cat": "round", "ph": "X"}
         span = {**shape, "ts": round(begin_us, 3), "dur": round(over_us - begin_us, 3)}
@@ -177,19 +167,16 @@ def events_of(known: Rounds, book: Book, lane: int, since_ns: int = 0) -> list[E
 def of_trace(events: Iterable[Event]) -> dict[str, Summary]:
     """Sum up the rounds of each channel of a merged trace.
 
-    Args:
-        events: the events of a merged trace; those of the category "round" count.
-
     Returns:
         Summaries of the rounds that all of a channel's ranks in the trace have recorded, by the channel's name.
     """
-    found: dict[tuple[int, str], dict[int, dict[int, Event]]] = defaultdict(lambda: defaultdict(dict))
+    of_channels: dict[tuple[int, str], dict[int, dict[int, Event]]] = defaultdict(lambda: defaultdict(dict))
     for event in events:
         if event.get("cat") == "round":
             about = event["args"]
-            found[about["lane"], about["channel"]][event["pid"]][about["round"]] = about
+            of_channels[about["lane"], about["channel"]][event["pid"]][about["round"]] = about
     summaries = {}
-    for (_, name), of_ranks in sorted(found.items()):
+    for (_, name), of_ranks in sorted(of_channels.items()):
         ranks = sorted(of_ranks)
         numbers = sorted(set.intersection(*(set(of_ranks[rank]) for rank in ranks)))
         if numbers:

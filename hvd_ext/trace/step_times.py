@@ -46,10 +46,6 @@ def measured(steps: RecentSteps, first_step: int = 1) -> Measured | None:
     The times of arrival are those of the newest 10 steps, and the other times those of all steps in the layout of the
     newest; the first 3 steps of a channel do not count.
 
-    Args:
-        steps: the newest steps of a channel.
-        first_step: the first step in the layout of the newest one.
-
     Returns:
         The medians; None if no step counts.
     """
@@ -74,15 +70,12 @@ def latest(ranks: Sequence[Measured]) -> Measured:
     All ranks have a step's last bucket at about the same time, and begin the next step when they have made their
     update. So the update is that of the quickest rank, and what other ranks need longer for theirs delays their
     gradients.
-
-    Args:
-        ranks: the medians of each rank, for the same tensors.
     """
-    steps_s = [one.step_s for one in ranks if one.step_s is not None]
-    updates_s = [one.update_s for one in ranks if one.update_s is not None]
+    steps_s = [of_rank.step_s for of_rank in ranks if of_rank.step_s is not None]
+    updates_s = [of_rank.update_s for of_rank in ranks if of_rank.update_s is not None]
     quickest_s = min(updates_s, default=0.0)
-    late_s = [0.0 if one.update_s is None else one.update_s - quickest_s for one in ranks]
-    ready_s = [[late + ready for ready in one.ready_s] for late, one in zip(late_s, ranks, strict=True)]
+    late_s = [0.0 if of_rank.update_s is None else of_rank.update_s - quickest_s for of_rank in ranks]
+    ready_s = [[late + ready for ready in of_rank.ready_s] for late, of_rank in zip(late_s, ranks, strict=True)]
     return Measured(
         tuple(max(times) for times in zip(*ready_s, strict=True)),
         max(steps_s, default=None),
@@ -96,9 +89,7 @@ def model(tensors: Sequence[Tensor], sent_tensors: Sequence[int], times: Measure
     The engine does not see where the forward pass ends; the model has it end when the first gradient is ready.
 
     Args:
-        tensors: the tensors of the step, in the order of the model's layers.
         sent_tensors: the places of those that travel, to which the times belong. The others are ready at once.
-        times: their times.
     """
     ready_s = [0.0] * len(tensors)
     for place, seconds in zip(sent_tensors, times.ready_s, strict=True):
@@ -107,16 +98,7 @@ def model(tensors: Sequence[Tensor], sent_tensors: Sequence[int], times: Measure
 
 
 def described(name: str, layout: Layout, times: Measured) -> dict[str, Any]:
-    """Describe the steps of a channel on one rank, for the rank's file of a trace.
-
-    Args:
-        name: the channel's name.
-        layout: its layout.
-        times: its times.
-
-    Returns:
-        A value for JSON.
-    """
+    """Describe the steps of a channel on one rank as a value for JSON, for the rank's file of a trace."""
     tensors = [layout.tensors[place] for place in layout.sent_tensors]
     return {
         "channel": name,
@@ -150,9 +132,9 @@ def of_trace(ranks: Mapping[int, Mapping[str, Any]]) -> StepTimes:
     sizes = [sum(tensor.nbytes for tensor in tensors_of(channel)) for channel in noted[first]]
     number = sizes.index(max(sizes))
     tensors = tensors_of(noted[first][number])
-    found = []
+    measured_on_ranks = []
     for rank, channels in noted.items():
         if number >= len(channels) or tensors_of(channels[number]) != tensors:
             raise InvalidError(f"the trace of rank {rank} has other tensors than that of rank {first}")
-        found.append(Measured.from_json(channels[number]))
-    return model(tensors, range(len(tensors)), latest(found))
+        measured_on_ranks.append(Measured.from_json(channels[number]))
+    return model(tensors, range(len(tensors)), latest(measured_on_ranks))

@@ -20,8 +20,6 @@ class Step:
     """One step of a channel, over all ranks of the trace.
 
     Args:
-        channel: the channel's name.
-        step: the step's number.
         communication_us: the time in which some bucket was being reduced, of the rank with the longest time.
         exposed_us: the time in which all tensors were submitted and a collect waited, of the rank with the longest
             time.
@@ -52,17 +50,12 @@ class Total:
 
 
 def steps_of(events: Iterable[Event]) -> list[Step]:
-    """Sum up each step.
+    """Sum up each step of a merged trace, in the order of their begins.
 
-    Args:
-        events: the events of a merged trace. Steps without an event "step" are ignored, because the trace began during
-            them.
-
-    Returns:
-        The steps in the order of their begin.
+    Steps without an event "step" are ignored, because the trace began during them.
     """
     begins: dict[tuple[int, int], float] = {}
-    found: dict[tuple[int, int], dict[int, list[Event]]] = collections.defaultdict(
+    of_steps: dict[tuple[int, int], dict[int, list[Event]]] = collections.defaultdict(
         lambda: collections.defaultdict(list)
     )
     for event in events:
@@ -70,25 +63,27 @@ def steps_of(events: Iterable[Event]) -> list[Step]:
         if "step" not in about:
             continue
         key = (about["lane"], about["step"])
-        found[key][event["pid"]].append(event)
+        of_steps[key][event["pid"]].append(event)
         if event.get("cat") == "step":
             begins[key] = min(begins.get(key, math.inf), event["ts"])
     order = sorted(begins, key=lambda key: (begins[key], key))
-    return [_step(key[1], found[key]) for key in order]
+    return [_step(key[1], of_steps[key]) for key in order]
 
 
 def _step(number: int, ranks: dict[int, list[Event]]) -> Step:
-    whole = {rank: events for rank, events in ranks.items() if _of(events, "step")}
-    busy = {rank: union(_spans(events, "reduce")) for rank, events in whole.items()}
-    exposed = {rank: union(_spans(events, "exposed")) for rank, events in whole.items()}
+    complete = {rank: events for rank, events in ranks.items() if _of(events, "step")}
+    busy = {rank: union(_spans(events, "reduce")) for rank, events in complete.items()}
+    exposed = {rank: union(_spans(events, "exposed")) for rank, events in complete.items()}
     all_busy = sum(length(spans) for spans in busy.values())
-    shown = sum(length(common(busy[rank], exposed[rank])) for rank in whole)
-    buckets = [event for events in whole.values() for event in _of(events, "reduce")]
+    shown = sum(length(common(busy[rank], exposed[rank])) for rank in complete)
+    buckets = [event for events in complete.values() for event in _of(events, "reduce")]
     slowest = max(buckets, key=lambda event: event["dur"], default=None)
-    submitted = {rank: _of(events, "submitted")[0]["ts"] for rank, events in whole.items() if _of(events, "submitted")}
+    submitted = {
+        rank: _of(events, "submitted")[0]["ts"] for rank, events in complete.items() if _of(events, "submitted")
+    }
     last = max(submitted, key=lambda rank: (submitted[rank], -rank)) if len(submitted) > 1 else None
     return Step(
-        channel=next(iter(whole.values()))[0]["args"]["channel"],
+        channel=next(iter(complete.values()))[0]["args"]["channel"],
         step=number,
         communication_us=max(length(spans) for spans in busy.values()),
         exposed_us=max(length(spans) for spans in exposed.values()),
@@ -101,11 +96,7 @@ def _step(number: int, ranks: dict[int, list[Event]]) -> Step:
 
 
 def total(values: Sequence[float]) -> Total:
-    """Return the median and the 90th percentile, interpolated linearly between the values.
-
-    Args:
-        values: at least one value.
-    """
+    """Return the median and the 90th percentile, interpolated linearly between the values."""
     ordered = sorted(values)
 
     def at(share: float) -> float:
@@ -119,9 +110,6 @@ def total(values: Sequence[float]) -> Total:
 
 def stragglers(steps: Iterable[Step]) -> list[tuple[int, int]]:
     """Count the steps in which each rank was last.
-
-    Args:
-        steps: the steps of a trace.
 
     Returns:
         Pairs of a rank and its number of steps, with the largest number first.

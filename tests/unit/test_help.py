@@ -68,4 +68,4 @@ def test_an_option_shows_a_value_where_it_takes_one_and_nothing_where_it_takes_n
 
 def test_every_command_is_in_the_list() -> None:
     assert {"doctor", "build", "install-horovod", *FORWARDED} == set(typer.main.get_command(main).commands)
-    assert ("cluster", "run") in commands() and ("bench", "plot-training") in commands()
+    assert ("cluster", "run") in commands() and ("bench", "training") in commands()

@@ -52,7 +52,7 @@ def convergence(
         if plot_file is not None:
             told.draw(found, plot_file)
         console.print(told.table(found))
-        command.say(console, (), failures)
+        command.say(console, failures, "bold red")
     sys.exit(1 if failures else 0)
 
 

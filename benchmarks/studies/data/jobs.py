@@ -20,7 +20,7 @@ from benchmarks.studies.data.goals import OURS, UNITS, judged
 from benchmarks.studies.data.ranks import NOTHING, beside_nothing
 from benchmarks.studies.data.second import clear_kept
 from benchmarks.studies.data.worker import Task
-from hvd_ext.bench.jobs import events_of
+from hvd_ext.bench.jobs import check_choices, check_least, events_of
 from hvd_ext.bench.sampling import EVENTS, Follower
 from hvd_ext.errors import InvalidError
 from hvd_ext.runner.launcher import Job, job_environment, mpirun
@@ -96,16 +96,11 @@ class Request:
     folder: Path | None = None
 
     def __post_init__(self) -> None:
-        for name, values, valid in (("part", self.parts, PARTS), ("contestant", self.contestants, NAMES)):
-            for value in values:
-                if value not in valid:
-                    raise InvalidError(f"{name} ({value!r}): must be one of {', '.join(valid)}")
-                if values.count(value) > 1:
-                    raise InvalidError(f"{name} ({value!r}): must be named only once")
+        check_choices("part", self.parts, PARTS)
+        check_choices("contestant", self.contestants, NAMES)
         if not self.parts:
             raise InvalidError("parts (none): must name at least one")
-        if self.repetitions < 1:
-            raise InvalidError(f"repetitions ({self.repetitions}): must be at least 1")
+        check_least(1, repetitions=self.repetitions)
         if not 0 < self.scale <= 1:
             raise InvalidError(f"scale ({self.scale:g}): must be above 0 and at most 1")
         if self.timeout_s <= 0:

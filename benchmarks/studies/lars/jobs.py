@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.studies.lars.worker import CONTESTANTS, MODELS, Task
-from hvd_ext.bench.jobs import Launcher, events_of
+from hvd_ext.bench.jobs import Launcher, check_choices, check_least, events_of
 from hvd_ext.bench.sampling import EVENTS, Follower
 from hvd_ext.errors import InvalidError
 from hvd_ext.runner.launcher import Job, job_environment
@@ -43,15 +43,8 @@ class Request:
         for what, values, valid in (("model", self.models, MODELS), ("part", self.parts, CONTESTANTS)):
             if not values or len(set(values)) < len(values):
                 raise InvalidError(f"{what}s ({', '.join(values)}): name at least one, and each only once")
-            for value in values:
-                if value not in valid:
-                    raise InvalidError(f"{what} ({value!r}): must be one of {', '.join(valid)}")
-        for ranks in self.ranks:
-            if ranks < 1:
-                raise InvalidError(f"ranks ({ranks}): must be at least 1")
-        for what, value in (("repetitions", self.repetitions), ("calls", self.calls), ("threads", self.threads)):
-            if value < 1:
-                raise InvalidError(f"{what} ({value}): must be at least 1")
+            check_choices(what, values, valid)
+        check_least(1, ranks=self.ranks, repetitions=self.repetitions, calls=self.calls, threads=self.threads)
         if self.timeout_s <= 0:
             raise InvalidError(f"timeout ({self.timeout_s:g}): must be above 0")
 

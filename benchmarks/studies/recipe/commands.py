@@ -46,5 +46,5 @@ def recipe(
         if plot_file is not None:
             told.draw(found, plot_file)
         console.print(told.table(found))
-        command.say(console, (), failures)
+        command.say(console, failures, "bold red")
     sys.exit(1 if failures else 0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.studies.schedule.worker import AUTO, DELAY, SINGLE
 from hvd_ext.bench.expected import Cluster
-from hvd_ext.bench.jobs import Launcher, Tell, Turns, caveats, compare, samples_of
+from hvd_ext.bench.jobs import Launcher, Tell, Turns, caveats, check_choices, check_least, compare, samples_of
 from hvd_ext.bench.sampling import Task
 from hvd_ext.errors import InvalidError
 
@@ -59,15 +59,8 @@ class Request:
         from hvd_ext.planning import buckets, registry
 
         free = [name for name in buckets.names() if name != "by_groups"]  # it follows a user's wishes
-        for name, values, valid in (
-            ("bucketer", self.bucketers, (AUTO, *free, DELAY)),
-            ("algorithm", (self.algorithm,), (AUTO, *registry.names())),
-        ):
-            for value in values:
-                if value not in valid:
-                    raise InvalidError(f"{name} ({value!r}): must be one of {', '.join(valid)}")
-                if values.count(value) > 1:
-                    raise InvalidError(f"{name} ({value!r}): must be named only once")
+        check_choices("bucketer", self.bucketers, (AUTO, *free, DELAY))
+        check_choices("algorithm", (self.algorithm,), (AUTO, *registry.names()))
         if not (self.models and self.bucketers and self.ratios):
             raise InvalidError("models, bucketers, ratios: each must name at least one value")
         if not 0 < self.scale <= 1:
@@ -75,10 +68,7 @@ class Request:
         for ratio in self.ratios:
             if not 0 <= ratio < float("inf"):
                 raise InvalidError(f"ratio ({ratio:g}): must be a number above 0, or 0 for the times of the model")
-        for name, least, counts in (("ranks", 1, self.ranks), ("repetitions", 1, (self.repetitions,))):
-            for count in counts:
-                if count < least:
-                    raise InvalidError(f"{name} ({count}): must be at least {least}")
+        check_least(1, ranks=self.ranks, repetitions=self.repetitions)
         for name, seconds in (("seconds per row", self.seconds_per_row), ("timeout", self.timeout_s)):
             if seconds <= 0:
                 raise InvalidError(f"{name} ({seconds:g}): must be more than 0")

@@ -214,7 +214,7 @@ class Stage:
                 planned = laid_out, max(computing_s, predict(tree, laid_out, _at_once(times)).step_s)
             else:
                 planned = laid_out, predict(tree, laid_out, times).step_s
-        found: tuple[Layout, float] = self._ranks.told(planned)
+        found: tuple[Layout, float] = self._ranks.broadcast(planned)
         return found
 
     def _opened(self, layout: Layout, times: StepTimes, delayed: bool = False) -> Replay:

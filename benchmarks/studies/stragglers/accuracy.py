@@ -27,9 +27,9 @@ import numpy.typing as npt
 
 from benchmarks.studies.convergence import data as data_sets
 from benchmarks.studies.markdown import table
+from benchmarks.studies.stragglers import replay
 from benchmarks.studies.stragglers.workloads import shifted
 from hvd_ext.bench import results
-from hvd_ext.simulation import replay
 from hvd_ext.simulation.rounds import Played, Rules, play
 
 BENCHMARK = "accuracy of partial rounds, replayed"

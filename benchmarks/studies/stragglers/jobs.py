@@ -13,10 +13,21 @@ import numpy.typing as npt
 from benchmarks.studies.stragglers.worker import AUTO, DELAY, FULL, MODES, STALENESS, Task
 from benchmarks.studies.stragglers.workloads import WORKLOADS
 from hvd_ext.bench.expected import Cluster
-from hvd_ext.bench.jobs import NO_HOROVOD, Launcher, Tell, Turns, Worker, caveats, compare, has_horovod, rotated
+from hvd_ext.bench.jobs import (
+    NO_HOROVOD,
+    Launcher,
+    Tell,
+    Turns,
+    Worker,
+    caveats,
+    check_choices,
+    check_least,
+    compare,
+    has_horovod,
+    rotated,
+)
 from hvd_ext.errors import InvalidError
-from hvd_ext.simulation import replay
-from hvd_ext.simulation.rounds import Rules, play
+from hvd_ext.simulation.rounds import Rules, active, play, staleness
 
 HOROVOD = "horovod"
 DEFAULT = (FULL, "solo", "majority", "quorum", AUTO, HOROVOD)
@@ -61,23 +72,13 @@ class Request:
             ("workload", self.workloads, tuple(WORKLOADS)),
             ("mode", self.modes, (*MODES, HOROVOD)),
         ):
-            for value in values:
-                if value not in valid:
-                    raise InvalidError(f"{name} ({value!r}): must be one of {', '.join(valid)}")
-                if values.count(value) > 1:
-                    raise InvalidError(f"{name} ({value!r}): must be named only once")
+            check_choices(name, values, valid)
             if not values:
                 raise InvalidError(f"{name}s (none): must name at least one")
-        for name, least, counts in (
-            ("ranks", 2, self.ranks),
-            ("repetitions", 1, (self.repetitions,)),
-            ("steps", self.repetitions, (self.steps,)),
-            ("seed", 0, (self.seed,)),
-        ):
-            for count in counts:
-                if count < least:
-                    why = ", one for each repetition" if name == "steps" else ""
-                    raise InvalidError(f"{name} ({count}): must be at least {least}{why}")
+        check_least(2, ranks=self.ranks)
+        check_least(1, repetitions=self.repetitions)
+        check_least(self.repetitions, ", one for each repetition", steps=self.steps)
+        check_least(0, seed=self.seed)
         if self.timeout_s <= 0:
             raise InvalidError(f"timeout ({self.timeout_s:g}): must be more than 0")
 
@@ -153,7 +154,7 @@ class Model:
             rules = Rules(rounds["mode"], rounds["quorum"], STALENESS, rounds["seed"], rounds["before"])
         found = play(sample.slept_s + (self.undelayed_s - self.round_s), rules, self.round_s)
         over_s = found.ends_s.min(0)
-        return float(over_s[-1] - over_s[LEAD - 1]), float(replay.active(found.arrived)[LEAD:].mean())
+        return float(over_s[-1] - over_s[LEAD - 1]), float(active(found.arrived)[LEAD:].mean())
 
 
 def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict[str, Any]], list[str], str]:
@@ -295,10 +296,10 @@ def _rounds(samples: Sequence[Sample]) -> dict[str, Any]:
     if not told:
         return {"quorum": None, "active_ranks": None, "stale_gradients": None}
     arrived = [np.array(rounds["arrived"]) for rounds in told]
-    counts = [replay.staleness(one) for one in arrived]
+    counts = [staleness(one) for one in arrived]
     longest = max(len(one) for one in counts)
     return {
         "quorum": [rounds["quorum"] for rounds in told] if told[0]["mode"] == "quorum" else None,
-        "active_ranks": statistics.fmean(float(replay.active(one)[LEAD:].mean()) for one in arrived),
+        "active_ranks": statistics.fmean(float(active(one)[LEAD:].mean()) for one in arrived),
         "stale_gradients": np.sum([np.pad(one, (0, longest - len(one))) for one in counts], 0).tolist(),
     }

@@ -87,7 +87,7 @@ def trained(mode: str, seed: int) -> dict[str, Any]:
     import hvd_ext as hvd
     from hvd_ext.job import runtime
     from hvd_ext.keras.optimizers.optimizer import channels
-    from hvd_ext.simulation import replay
+    from hvd_ext.simulation.rounds import active, staleness
     from hvd_ext.tensorflow.gradients.quorum import computing_s
 
     keras.utils.set_random_seed(seed)
@@ -135,8 +135,8 @@ def trained(mode: str, seed: int) -> dict[str, Any]:
     }
     if mode != "full":
         found = runtime.current().engine.rounds(channels(optimizer)[0].handle)
-        late = replay.staleness(found.arrived)
-        about["active"] = float(replay.active(found.arrived).mean())
+        late = staleness(found.arrived)
+        about["active"] = float(active(found.arrived).mean())
         about["staleness"] = float(late @ np.arange(len(late)) / late.sum())
         if hvd.rank() == 0:
             step_s, round_s = computing_s(found), float(np.quantile(found.finished_s - found.begins_s, 0.25))

@@ -9,8 +9,6 @@ from functools import lru_cache
 from typing import Protocol, cast
 
 from hvd_ext.errors import PlanError
-from hvd_ext.planning.buckets.by_groups import by_groups
-from hvd_ext.planning.buckets.by_size import by_size
 from hvd_ext.planning.buckets.model import (
     DEFAULT_BUCKET_NBYTES,
     Bucket,
@@ -30,8 +28,6 @@ __all__ = [
     "Class",
     "Price",
     "Request",
-    "by_groups",
-    "by_size",
     "choose",
     "get",
     "names",
@@ -55,9 +51,6 @@ class Bucketer(Protocol):
     def build(request: Request, /) -> BucketPlan:
         """Plans a request.
 
-        Args:
-            request: a request that the bucketer supports.
-
         Returns:
             The plan: one class per bucket, each tensor in one bucket, the buckets in the order in which their last
             tensor is ready (the request's ready order).
@@ -68,67 +61,45 @@ class Bucketer(Protocol):
 
 
 @lru_cache(maxsize=1)
-def _found() -> dict[str, Bucketer]:
-    found: dict[str, Bucketer] = {}
+def _bucketers() -> dict[str, Bucketer]:
+    bucketers: dict[str, Bucketer] = {}
     for name in sorted(info.name for info in pkgutil.iter_modules(__path__) if info.name != "model"):
         module = cast(Bucketer, importlib.import_module(f"{__name__}.{name}"))
         if module.card.name != name:
             raise PlanError(f"bucketer {name!r}: its card must have the name of its module, got {module.card.name!r}")
-        found[name] = module
-    return found
+        bucketers[name] = module
+    return bucketers
 
 
 def names() -> tuple[str, ...]:
     """The sorted names of all bucketers."""
-    return tuple(_found())
+    return tuple(_bucketers())
 
 
 def get(name: str) -> Bucketer:
     """Finds the module of a bucketer.
 
-    Args:
-        name: one of names().
-
     Raises:
         PlanError: there is no such bucketer.
     """
-    if name not in _found():
+    if name not in _bucketers():
         raise PlanError(f"bucketer {name!r}: must be one of {', '.join(names())}")
-    return _found()[name]
+    return _bucketers()[name]
 
 
 def supports(bucketer: Bucketer, request: Request) -> str | None:
-    """Checks whether a bucketer can meet a request.
-
-    Args:
-        bucketer: the bucketer, from get().
-        request: the user's request.
-
-    Returns:
-        None if the bucketer can meet it, else the reason in words.
-    """
-    asked: Callable[[Request], str | None] | None = getattr(bucketer, "supports", None)
-    return None if asked is None else asked(request)
+    """Says why a bucketer cannot meet a request, in words; None if it can."""
+    check: Callable[[Request], str | None] | None = getattr(bucketer, "supports", None)
+    return None if check is None else check(request)
 
 
 def choose(request: Request) -> str:
-    """Chooses the simplest bucketer that can meet a request, and returns its name.
-
-    Args:
-        request: the user's request.
-    """
+    """Chooses the simplest bucketer that can meet a request, and returns its name."""
     return next(name for name in SIMPLEST_FIRST if supports(get(name), request) is None)
 
 
 def plan(request: Request, bucketer: str = "auto") -> BucketPlan:
     """Divides the tensors of a request into buckets.
-
-    Args:
-        request: the user's request.
-        bucketer: one of names(), or "auto".
-
-    Returns:
-        The plan, the same on all ranks for the same request.
 
     Raises:
         PlanError: no bucketer has that name, it does not support the request, or the request is wrong.

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from hvd_ext.errors import PlanError
-from hvd_ext.planning.buckets.by_size import by_size
-from hvd_ext.planning.buckets.model import (
-    DEFAULT_BUCKET_NBYTES,
-    Bucket,
-    BucketPlan,
-    Card,
-    Class,
-    Request,
-    bucket_of,
-    in_order,
-)
-from hvd_ext.planning.tensors import DTYPES, Tensor
+from hvd_ext.planning.buckets.by_size import filled
+from hvd_ext.planning.buckets.model import BucketPlan, Card, Request, bucket_of, in_order
 
 card = Card(
     name="by_groups",
@@ -26,47 +16,12 @@ card = Card(
 
 
 def supports(request: Request) -> str | None:
-    """Checks whether this bucketer can meet a request.
-
-    Args:
-        request: the user's request.
-
-    Returns:
-        None if it can, else the reason in words.
-    """
+    """Says why this bucketer cannot meet a request, in words; None if it can."""
     return "it needs groups" if request.groups is None else None
 
 
 def build(request: Request) -> BucketPlan:
-    """Plans a request.
-
-    Args:
-        request: a request that the bucketer supports.
-
-    Returns:
-        See `by_groups`.
-    """
-    assert request.groups is not None
-    return by_groups(request.tensors, request.groups, request.bucket_nbytes, request.order, request.sparse)
-
-
-def by_groups(
-    tensors: Sequence[Tensor],
-    groups: int | Sequence[Sequence[int]],
-    bucket_nbytes: int = DEFAULT_BUCKET_NBYTES,
-    order: Sequence[int] | None = None,
-    sparse: Collection[int] = (),
-) -> BucketPlan:
-    """Makes one bucket of each group, or one for each class of its tensors.
-
-    Args:
-        tensors: the tensors in the order of the model's layers.
-        groups: the number of groups of consecutive tensors, which get about equal bytes; there are fewer groups if
-            there are fewer tensors. Or the groups themselves: lists of indices of tensors, of any sizes and dtypes;
-            empty lists are ignored.
-        bucket_nbytes: the size of the buckets of tensors that are in no group.
-        order: the indices of the tensors in ready order; None for the reverse order of the layers.
-        sparse: the indices of the tensors that may be sparsified.
+    """Makes one bucket of each group, or one for each class of its tensors; what is in no group goes by size.
 
     Returns:
         Buckets of one class each, in the order in which their last tensor is ready.
@@ -75,12 +30,13 @@ def by_groups(
         PlanError: an index is out of range or occurs twice, the number of groups is below 1, or `by_size` refuses the
             tensors.
     """
-    by_size(tensors)  # checks the tensors
-    nbytes = [tensor.elements * DTYPES[tensor.dtype].nbytes for tensor in tensors]
+    tensors, groups = request.tensors, request.groups
+    assert groups is not None
+    filled(request, request.order)  # checks the tensors
     if isinstance(groups, int):
         if groups < 1:
             raise PlanError(f"groups ({groups}): must be at least 1")
-        groups = _divided(nbytes, groups)
+        groups = _divided([tensor.nbytes for tensor in tensors], groups)
     grouped = [index for group in groups for index in group]
     for index in grouped:
         if not 0 <= index < len(tensors):
@@ -88,23 +44,15 @@ def by_groups(
     if len(set(grouped)) < len(grouped):
         twice = next(index for index in grouped if grouped.count(index) > 1)
         raise PlanError(f"groups: tensor {tensors[twice].name!r} is listed twice; each tensor may be in one group only")
-    order = tuple(reversed(range(len(tensors)))) if order is None else order
-    place = {index: number for number, index in enumerate(order)}
+    place = {index: number for number, index in enumerate(request.order)}
     buckets = [
-        bucket
+        bucket_of(tensors, indices)
         for group in groups
-        for bucket in _by_class(tensors, sorted(group, key=lambda index: place[index]), sparse)
+        for indices in request.by_class(sorted(group, key=lambda index: place[index])).values()
     ]
-    chosen = set(grouped)
-    rest = [index for index in order if index not in chosen]
-    return in_order([*buckets, *by_size(tensors, bucket_nbytes, rest, sparse).buckets], order)
-
-
-def _by_class(tensors: Sequence[Tensor], group: Sequence[int], sparse: Collection[int]) -> list[Bucket]:
-    found: dict[Class, list[int]] = {}
-    for index in group:
-        found.setdefault((tensors[index].dtype, index in sparse), []).append(index)
-    return [bucket_of(tensors, indices) for indices in found.values()]
+    in_groups = set(grouped)
+    rest = [index for index in request.order if index not in in_groups]
+    return in_order([*buckets, *filled(request, rest)], request.order)
 
 
 def _divided(nbytes: Sequence[int], count: int) -> list[list[int]]:

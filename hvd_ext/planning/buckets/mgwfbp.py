@@ -19,7 +19,7 @@ from hvd_ext.planning.buckets.model import (
     in_order,
     with_prices,
 )
-from hvd_ext.planning.cost.mgwfbp import Line
+from hvd_ext.topology.tree import Link
 
 card = Card(
     name="mgwfbp",
@@ -33,13 +33,9 @@ FITTED = 64  # sizes to which the line is fitted, evenly spaced up to that of al
 
 
 def build(request: Request) -> BucketPlan:
-    """Plans a request. The paper knows one class of tensors; each class is merged as if it were alone in the lane.
+    """Buckets in the order in which their last tensor is ready.
 
-    Args:
-        request: a request that the bucketer supports.
-
-    Returns:
-        Buckets in the order in which their last tensor is ready.
+    The paper knows one class of tensors; each class is merged as if it were alone in the lane.
     """
     assert request.ready_s is not None
     assert request.price is not None
@@ -48,53 +44,42 @@ def build(request: Request) -> BucketPlan:
         nbytes = [request.tensors[index].nbytes for index in indices]
         line = fitted(request.price(kind), sum(nbytes))
         merged = merged_gradient_layers([request.ready_s[index] for index in indices], nbytes, line)
-        held: list[int] = []
+        members: list[int] = []
         for index, joins_next in zip(indices, merged, strict=True):
-            held.append(index)
+            members.append(index)
             if not joins_next:
-                buckets.append(bucket_of(request.tensors, held))
-                held = []
+                buckets.append(bucket_of(request.tensors, members))
+                members = []
     return in_order(buckets, request.order)
 
 
-def fitted(price: Price, most_nbytes: int) -> Line:
-    """Fits the line of Eq. 9 to a price, with least squares.
+def fitted(price: Price, most_nbytes: int) -> Link:
+    """Fits the line of Eq. 9 to a price, with least squares over FITTED sizes of equal weight up to the largest.
 
-    Args:
-        price: the price of a bucket, of which the line has hold and tail.
-        most_nbytes: the largest size; FITTED sizes up to this one have equal weight.
-
-    Returns:
-        The line. Neither of its numbers is negative.
+    Neither of its numbers is negative.
     """
     sizes = np.linspace(0, max(most_nbytes, 1), FITTED + 1)[1:]
     hold_s, tail_s = price.parts_s(sizes)
     seconds = hold_s + tail_s
     slope = float(np.polyfit(sizes, seconds, 1)[0])
     slope = max(slope, 0.0)
-    return Line(max(float(np.mean(seconds) - slope * np.mean(sizes)), 0.0), slope)
+    return Link(max(float(np.mean(seconds) - slope * np.mean(sizes)), 0.0), slope)
 
 
-def merged_gradient_layers(ready_s: Sequence[float], nbytes: Sequence[int], line: Line) -> list[bool]:
-    """Algorithm 1. Its layers L, L - 1, ... 1 are our places 0, 1, ..., and its tau_b[l - 2] is the time at which the
-    gradient of layer l - 1, the next place, is ready.
+def merged_gradient_layers(ready_s: Sequence[float], nbytes: Sequence[int], line: Link) -> list[bool]:
+    """Algorithm 1: says for each place whether its gradient is merged into the next one.
 
-    Args:
-        ready_s: the times at which gradients are ready, ascending.
-        nbytes: their sizes.
-        line: T_ar, whose a_s is the start-up.
-
-    Returns:
-        For each place whether its gradient is merged into the next one.
+    Its layers L, L - 1, ... 1 are our places 0, 1, ..., and its tau_b[l - 2] is the time at which the gradient of layer
+    l - 1, the next place, is ready. The line is T_ar of Eq. 9, whose latency is the start-up.
     """
     sizes = list(nbytes)
     merged = [False] * len(sizes)
     starts_s = max(ready_s[0], 0.0) if sizes else 0.0
     for place in range(len(sizes) - 1):
-        if ready_s[place + 1] - starts_s < line.a_s:  # lines 13 to 16
+        if ready_s[place + 1] - starts_s < line.alpha_s:  # lines 13 to 16
             merged[place] = True
             sizes[place + 1] += sizes[place]
         # lines 17 to 26: nothing before this place changes, so that the start of the next place is all that is needed
-        taken_s = 0.0 if merged[place] else line.seconds(sizes[place])
+        taken_s = 0.0 if merged[place] else line.alpha_s + sizes[place] * line.beta_s_per_byte
         starts_s = max(starts_s + taken_s, ready_s[place + 1])
     return merged

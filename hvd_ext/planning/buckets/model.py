@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_ext.planning.step_times import ready_order
-from hvd_ext.planning.tensors import DTYPES, Tensor
+from hvd_ext.planning.tensors import Tensor
 
 DEFAULT_BUCKET_NBYTES = 8 << 20
 
@@ -22,14 +22,7 @@ class Price(Protocol):
     """The price of a bucket in a lane (planning/cost/lane.py); a larger bucket is never cheaper."""
 
     def parts_s(self, nbytes: NDArray[np.float64], /) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The price of buckets.
-
-        Args:
-            nbytes: their sizes in memory.
-
-        Returns:
-            How long each holds the lane, and what it takes after that, seconds.
-        """
+        """How long each bucket of these sizes in memory holds the lane, and what it takes after that, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +31,9 @@ class Request:
 
     Args:
         tensors: the tensors in the order of the model's layers.
-        bucket_nbytes: the size that a bucket should have.
-        groups: the user's groups, as `by_groups` takes them; None for none.
+        groups: the number of groups of consecutive tensors, which get about equal bytes; there are fewer groups if
+            there are fewer tensors. Or the groups themselves: lists of indices of tensors, of any sizes and dtypes;
+            empty lists are ignored. None for none.
         sparse: the indices of the tensors that may be sparsified, which share no bucket with the others.
         ready_s: the time at which each tensor is ready, seconds; None if it is not known.
         price: gives the price of the buckets of a class; None if it is not known.
@@ -60,21 +54,23 @@ class Request:
     @property
     def classes(self) -> dict[Class, list[int]]:
         """The indices of the tensors of each class in ready order, the classes in the order of their first tensors."""
-        found: dict[Class, list[int]] = {}
-        for index in self.order:
-            found.setdefault((self.tensors[index].dtype, index in self.sparse), []).append(index)
-        return found
+        return self.by_class(self.order)
+
+    def class_of(self, index: int) -> Class:
+        """The class of a tensor."""
+        return self.tensors[index].dtype, index in self.sparse
+
+    def by_class(self, indices: Iterable[int]) -> dict[Class, list[int]]:
+        """Some tensors by their class."""
+        classes: dict[Class, list[int]] = {}
+        for index in indices:
+            classes.setdefault(self.class_of(index), []).append(index)
+        return classes
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The description of a bucketer for people.
-
-    Args:
-        name: the name of the bucketer and of its module.
-        idea: one sentence.
-        source: paper, section, equations; or a similar program.
-    """
+    """The description of a bucketer: a sentence, and a paper's section or a similar program."""
 
     name: str
     idea: str
@@ -83,13 +79,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors of one dtype that are sent together.
-
-    Args:
-        dtype: the dtype of all its tensors.
-        tensors: indices into the request's tensors, in their order in the buffer.
-        nbytes: the size of the buffer.
-    """
+    """Tensors of one dtype that are sent together: indices into the request's tensors, in their order in the buffer."""
 
     dtype: str
     tensors: tuple[int, ...]
@@ -104,42 +94,24 @@ class BucketPlan:
 
 
 def bucket_of(tensors: Sequence[Tensor], indices: Sequence[int]) -> Bucket:
-    """Makes a bucket.
-
-    Args:
-        tensors: all tensors.
-        indices: the indices of the bucket's tensors, of one dtype, in their order in the buffer; at least one.
-    """
+    """Makes a bucket of tensors of one dtype, at least one, in their order in the buffer."""
     dtype = tensors[indices[0]].dtype
-    return Bucket(dtype, tuple(indices), sum(tensors[index].elements for index in indices) * DTYPES[dtype].nbytes)
+    return Bucket(dtype, tuple(indices), sum(tensors[index].nbytes for index in indices))
 
 
 def in_order(buckets: Iterable[Bucket], order: Sequence[int]) -> BucketPlan:
-    """Makes a plan of buckets that start in the order in which their last tensors are ready.
-
-    Args:
-        buckets: the buckets.
-        order: the indices of all tensors in ready order.
-    """
+    """Makes a plan of buckets in which they start when their last tensors are ready; `order` is that of all tensors."""
     place = {index: number for number, index in enumerate(order)}
     return BucketPlan(tuple(sorted(buckets, key=lambda bucket: max(place[index] for index in bucket.tensors))))
 
 
 def without_groups(request: Request) -> str | None:
-    """Says that a bucketer takes no groups, where a request has them.
-
-    Args:
-        request: the user's request.
-    """
+    """Says that a bucketer takes no groups, where a request has them."""
     return None if request.groups is None else "it does not support groups"
 
 
 def with_prices(request: Request) -> str | None:
-    """Says what a bucketer lacks that decides by ready times and prices.
-
-    Args:
-        request: the user's request.
-    """
+    """Says what a bucketer lacks that decides by ready times and prices."""
     if request.ready_s is None or request.price is None:
         return "it needs the times at which tensors are ready, and the price of a bucket"
     return without_groups(request)

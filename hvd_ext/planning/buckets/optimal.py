@@ -42,29 +42,17 @@ _Floats = NDArray[np.float64]
 
 
 def supports(request: Request) -> str | None:
-    """Checks whether this bucketer can meet a request.
-
-    Args:
-        request: the user's request.
-
-    Returns:
-        None if it can, else the reason in words.
-    """
-    found = len(request.classes)
-    if found > MOST_CLASSES:
-        return f"it takes tensors of {MOST_CLASSES} classes (dtype; may be sparsified), and here are {found}"
+    """Says why this bucketer cannot meet a request, in words; None if it can."""
+    classes = len(request.classes)
+    if classes > MOST_CLASSES:
+        return f"it takes tensors of {MOST_CLASSES} classes (dtype; may be sparsified), and here are {classes}"
     return with_prices(request)
 
 
 def build(request: Request) -> BucketPlan:
-    """Plans a request.
+    """Buckets in the order in which their last tensor is ready.
 
-    Args:
-        request: a request that the bucketer supports.
-
-    Returns:
-        Buckets in the order in which their last tensor is ready. Where several plans are the best, neighbours are
-        joined as long as that costs nothing.
+    Where several plans are the best, neighbours are joined as long as that costs nothing.
     """
     assert request.ready_s is not None
     assert request.price is not None
@@ -90,8 +78,6 @@ class Line:
     Args:
         places: their places in the ready order of all tensors, ascending.
         ready_s: the times at which they are ready, never falling.
-        nbytes: their sizes.
-        price: the price of their buckets.
     """
 
     places: NDArray[np.int64]
@@ -104,40 +90,28 @@ Cut = tuple[int, int, int]  # a bucket: the number of its line, its first tensor
 
 
 def best(lines: Sequence[Line]) -> list[Cut]:
-    """Finds the buckets with which the last delivery is earliest.
-
-    Args:
-        lines: the tensors of one class or two, or none.
-
-    Returns:
-        The buckets in the order in which they start.
-    """
+    """Finds the buckets with which the last delivery is earliest, in the order in which they start."""
     if not lines:
         return []
     search = _Search(lines)
-    found = search.before(np.inf)
-    assert found is not None
-    latest, least_s = latest_s(found, lines), search.free_s  # no solution frees the lane before least_s
+    cuts = search.before(np.inf)
+    assert cuts is not None
+    latest, least_s = latest_s(cuts, lines), search.free_s  # no solution frees the lane before least_s
     for tried in count():
         far = tried >= STRICT and latest - least_s > NARROWED * latest
         limit_s = (least_s + latest) / 2 if far else latest
         better = search.before(limit_s)
         if better is not None:
-            found, latest = better, latest_s(better, lines)
+            cuts, latest = better, latest_s(better, lines)
         elif far:
             least_s = limit_s
         else:
             break
-    return found
+    return cuts
 
 
 def latest_s(cuts: Sequence[Cut], lines: Sequence[Line]) -> float:
-    """The time of the last delivery.
-
-    Args:
-        cuts: the buckets in the order in which they start.
-        lines: the tensors.
-    """
+    """The time of the last delivery; the buckets are in the order in which they start."""
     ready_s = [float(lines[number].ready_s[end - 1]) for number, _, end in cuts]
     _, ends_s = recursion(ready_s, _parts(cuts, lines))
     return max(ends_s, default=0.0)
@@ -146,24 +120,16 @@ def latest_s(cuts: Sequence[Cut], lines: Sequence[Line]) -> float:
 def _parts(cuts: Sequence[Cut], lines: Sequence[Line]) -> list[Parts]:
     hold_s, tail_s = np.zeros(len(cuts)), np.zeros(len(cuts))
     for number, line in enumerate(lines):
-        own = [place for place, cut in enumerate(cuts) if cut[0] == number]
+        of_line = [place for place, cut in enumerate(cuts) if cut[0] == number]
         sums = np.concatenate(([0.0], np.cumsum(line.nbytes)))
-        sizes = np.array([sums[cuts[place][2]] - sums[cuts[place][1]] for place in own])
-        if own:
-            hold_s[own], tail_s[own] = line.price.parts_s(sizes)
+        sizes = np.array([sums[cuts[place][2]] - sums[cuts[place][1]] for place in of_line])
+        if of_line:
+            hold_s[of_line], tail_s[of_line] = line.price.parts_s(sizes)
     return list(map(Parts, hold_s.tolist(), tail_s.tolist()))
 
 
 def joined(cuts: Sequence[Cut], lines: Sequence[Line]) -> list[Cut]:
-    """Joins neighbours of a class as long as the last delivery does not become later.
-
-    Args:
-        cuts: the buckets in the order in which they start.
-        lines: the tensors.
-
-    Returns:
-        The buckets that are left.
-    """
+    """Joins neighbours of a class as long as the last delivery does not become later."""
     kept, limit_s = list(cuts), latest_s(cuts, lines)
     place = 0
     while place < len(kept):
@@ -204,9 +170,6 @@ class _Search:
 
     def before(self, limit_s: float) -> list[Cut] | None:
         """Finds buckets that are all delivered before a limit and free the lane as early as that allows.
-
-        Args:
-            limit_s: the limit, seconds.
 
         Returns:
             The buckets in the order in which they start; None if there is no such solution.

@@ -14,12 +14,5 @@ supports = without_groups
 
 
 def build(request: Request) -> BucketPlan:
-    """Plans a request.
-
-    Args:
-        request: a request that the bucketer supports.
-
-    Returns:
-        One bucket for each class of tensors.
-    """
+    """One bucket for each class of tensors."""
     return in_order((bucket_of(request.tensors, indices) for indices in request.classes.values()), request.order)

@@ -14,12 +14,5 @@ supports = without_groups
 
 
 def build(request: Request) -> BucketPlan:
-    """Plans a request.
-
-    Args:
-        request: a request that the bucketer supports.
-
-    Returns:
-        One bucket for each tensor, in ready order.
-    """
+    """One bucket for each tensor, in ready order."""
     return BucketPlan(tuple(bucket_of(request.tensors, [index]) for index in request.order))

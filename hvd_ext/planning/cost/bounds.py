@@ -18,51 +18,38 @@ the cut into hosts gives 2 (m - 1) / m * n / w_host. Latency and arithmetic are 
 
 from __future__ import annotations
 
-from hvd_ext.planning.cost.terms import slowest
-from hvd_ext.topology.tree import Tree
+from hvd_ext.topology.tree import Link, Tree
 
 
 def allreduce_bound_s(tree: Tree, nbytes: float) -> float:
-    """The least time of a dense allreduce, whatever the algorithm.
+    """The least time of a dense allreduce by any algorithm: the largest bound of the cuts; 0 for one rank.
 
     The bound uses the rates of the tree: it counts framing as a loss if these are the rates of the wire, and does not
     if they are the rates of the payload.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the buffer, n.
-
-    Returns:
-        The largest bound of the cuts at each depth of the tree, seconds; 0 for one rank.
     """
     return nbytes * max((_cut_s_per_byte(betas) for betas in _cuts(tree)), default=0.0)
 
 
 def ring_bound_s(tree: Tree, nbytes: float) -> float:
-    """The least time of one flat ring, which sends 2 (P - 1) / P * n over the slowest link (Patarasuk and Yuan 2009).
-
-    Args:
-        tree: the cluster; the ring follows the tree's order, and so enters and leaves each host once.
-        nbytes: the size of the buffer, n.
-
-    Returns:
-        2 (P - 1) / P * n * beta, seconds.
-    """
+    """The least time of a flat ring, which sends 2 (P - 1) / P * n over the slowest link (Patarasuk and Yuan 2009)."""
     return 2 * (tree.size - 1) / tree.size * nbytes * slowest(tree).beta_s_per_byte
 
 
 def bound_s(tree: Tree, nbytes: float, algorithm: str = "") -> float:
-    """The bound with which an algorithm is compared.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the buffer.
-        algorithm: the algorithm's name; "ring" has a bound of its own, all others have the bound of any allreduce.
-
-    Returns:
-        Seconds.
-    """
+    """The bound with which an algorithm is compared: "ring" has its own, all others that of any allreduce."""
     return (ring_bound_s if algorithm == "ring" else allreduce_bound_s)(tree, nbytes)
+
+
+def slowest(tree: Tree) -> Link:
+    """The link that limits a ring over the whole tree (the min W of BlueConnect Eq. 6).
+
+    It has the largest alpha and the largest beta among the branches with more than one child; without any it is a zero
+    link.
+    """
+    nodes = (node for level in tree.levels() for node in level)
+    links = [node.slowest for node in nodes if len(node.children) > 1]
+    alpha_s = max((link.alpha_s for link in links), default=0.0)
+    return Link(alpha_s, max((link.beta_s_per_byte for link in links), default=0.0))
 
 
 def _cuts(tree: Tree) -> list[list[float]]:

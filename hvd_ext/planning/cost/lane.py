@@ -33,7 +33,7 @@ from hvd_ext.topology.tree import Tree
 _Floats = NDArray[np.float64]
 Travelling = TypeVar("Travelling")
 
-# Of a bucket, at most so many windows are played; the pace of their second half is taken for the rest. A price needs
+# The largest number of windows of a bucket that are played; the rest has the pace of their second half. A price needs
 # less precision than `simulate` has, and a table needs many.
 PLAYED_WINDOWS = 4
 LEAST_NBYTES, MOST_NBYTES = 1 << 10, 1 << 28  # the range of tables; smaller buckets cost what the smallest costs
@@ -72,32 +72,21 @@ class Table:
     total_s: _Floats
 
     def parts_s(self, nbytes: _Floats | Sequence[float]) -> tuple[_Floats, _Floats]:
-        """The price of buckets.
-
-        Args:
-            nbytes: the sizes.
-
-        Returns:
-            The hold and the tail of each, seconds; both are 0 for an empty bucket.
-        """
+        """The hold and the tail of buckets of these sizes, seconds; both are 0 for an empty bucket."""
         sizes = np.asarray(nbytes, dtype=np.float64)
         hold_s, total_s = (self._at(values, sizes) for values in (self.hold_s, self.total_s))
         return hold_s, np.maximum(total_s - hold_s, 0.0)
 
     def _at(self, values: _Floats, sizes: _Floats) -> _Floats:
-        found = np.interp(sizes, self.nbytes, values)
+        seconds = np.interp(sizes, self.nbytes, values)
         if len(self.nbytes) > 1:
             slope = (values[-1] - values[-2]) / (self.nbytes[-1] - self.nbytes[-2])
-            found = found + slope * np.maximum(sizes - self.nbytes[-1], 0.0)
-        return np.where(sizes > 0, found, 0.0)
+            seconds = seconds + slope * np.maximum(sizes - self.nbytes[-1], 0.0)
+        return np.where(sizes > 0, seconds, 0.0)
 
 
 def table(points: Sequence[tuple[float, Parts]]) -> Table:
-    """Makes the table of some prices; where a larger bucket is cheaper, the smaller one's price stays.
-
-    Args:
-        points: sizes in bytes, ascending, and their prices.
-    """
+    """Makes a table of ascending sizes in bytes and prices; a larger bucket never costs less than a smaller one."""
     return Table(
         np.array([nbytes for nbytes, _ in points], dtype=np.float64),
         np.maximum.accumulate([parts.hold_s for _, parts in points]),
@@ -106,21 +95,12 @@ def table(points: Sequence[tuple[float, Parts]]) -> Table:
 
 
 def line(a_s: float, b_s_per_byte: float) -> Table:
-    """The price T = a + b M of MG-WFBP's Eq. 9: one message after the other, without a tail.
-
-    Args:
-        a_s: the start-up time of a message, seconds.
-        b_s_per_byte: the time per byte.
-    """
+    """The price T = a + b M of MG-WFBP's Eq. 9: one message after the other, without a tail."""
     return table([(nbytes, Parts(a_s + b_s_per_byte * nbytes, 0.0)) for nbytes in (0.0, 1.0)])
 
 
 def doubling(price: Callable[[int], Parts]) -> Table:
-    """Makes the table of the powers of two from LEAST_NBYTES to MOST_NBYTES.
-
-    Args:
-        price: the price of a bucket of a size.
-    """
+    """Makes the table of the powers of two from LEAST_NBYTES to MOST_NBYTES."""
     sizes = [1 << bits for bits in range(LEAST_NBYTES.bit_length() - 1, MOST_NBYTES.bit_length())]
     return table([(nbytes, price(nbytes)) for nbytes in sizes])
 
@@ -137,24 +117,19 @@ def parts_of(
     """The price of a bucket in a lane.
 
     Args:
-        plan: the bucket's plan.
-        tree: the cluster.
         nbytes: the bytes of the bucket as sent.
-        segment_nbytes: the grain of pipelining.
         load: the load of the plan; asked for in clusters of more than 16 ranks, whose plans are not played.
-        sparsity: the sparsity of the step, for sparse plans.
-        window: the number of segments in flight.
     """
     if not nbytes or tree.size == 1:
         return Parts(0.0, 0.0)
     segments = max(-(-nbytes // segment_nbytes), 1)
     each, buckets = nbytes / segments, max(window // segments, 1) + 1
     if tree.size > MOST_SIMULATED:
-        found = load()
+        profile = load()
         handover_s = tree.handover.alpha_s + nbytes * tree.handover.beta_s_per_byte  # in no lane: it comes before
-        alone_s = found.price_s(nbytes, segment_nbytes) - handover_s
+        alone_s = profile.price_s(nbytes, segment_nbytes) - handover_s
         waits_s = alone_s / window if segments < window else 0.0
-        hold_s = min(max(nbytes * found.pace_s_per_byte(each), waits_s), alone_s)
+        hold_s = min(max(nbytes * profile.pace_s_per_byte(each), waits_s), alone_s)
         return Parts(hold_s, alone_s - hold_s)
     busiest = bottleneck(plan, tree, sparsity)
     least_s = each * busiest.busiest_s_per_byte if busiest is not None else 0.0
@@ -187,12 +162,9 @@ class InLane:
     """A bucket in a lane.
 
     Args:
-        plan: the bucket's plan.
         nbytes: the bytes of the bucket as sent.
-        segment_nbytes: the grain of pipelining.
         ready_s: the time at which its last tensor is ready, seconds.
         price: gives its price, which is asked for where the lane is not played.
-        sparsity: the sparsity of the step, for sparse plans.
         is_bucket: whether it is a bucket, and not something else that travels beside them.
     """
 
@@ -211,20 +183,15 @@ class InLane:
 
 
 def messages_of(buckets: Sequence[InLane], tree: Tree) -> float:
-    """Counts the messages that a play of a lane has; infinite in clusters of more than 16 ranks, which are not played.
-
-    Args:
-        buckets: the buckets.
-        tree: the cluster.
-    """
+    """Counts the messages of a play of a lane; infinite in clusters of more than 16 ranks, which are not played."""
     if tree.size > MOST_SIMULATED:
         return float("inf")
     counts: dict[tuple[int, Sparsity], int] = {}  # by the id() of the plan, whose hash takes long
-    for one in buckets:
-        key = (id(one.plan), one.sparsity)
-        if one.nbytes and key not in counts:
-            counts[key] = len(program_of(one.plan, tree, one.sparsity).messages)
-    return sum(one.segments * counts[id(one.plan), one.sparsity] for one in buckets if one.nbytes)
+    for bucket in buckets:
+        key = (id(bucket.plan), bucket.sparsity)
+        if bucket.nbytes and key not in counts:
+            counts[key] = len(program_of(bucket.plan, tree, bucket.sparsity).messages)
+    return sum(bucket.segments * counts[id(bucket.plan), bucket.sparsity] for bucket in buckets if bucket.nbytes)
 
 
 def times_in_lane(
@@ -234,8 +201,6 @@ def times_in_lane(
 
     Args:
         buckets: the buckets in the order in which they start.
-        tree: the cluster.
-        window: the number of segments in flight.
         most_messages: the largest number of messages that are played; lanes with more, and clusters of more than 16
             ranks, have the times of the prices.
 
@@ -243,18 +208,19 @@ def times_in_lane(
         For each bucket the time at which it begins, and the time at which it has ended on all ranks, seconds.
     """
     if messages_of(buckets, tree) > most_messages:
-        begins_s, ends_s = recursion([one.ready_s for one in buckets], [one.price() for one in buckets])
+        begins_s, ends_s = recursion([bucket.ready_s for bucket in buckets], [bucket.price() for bucket in buckets])
         return tuple(begins_s), tuple(ends_s)
-    sent = [one for one in buckets if one.nbytes]
-    programs = {(id(one.plan), one.sparsity): program_of(one.plan, tree, one.sparsity) for one in sent}
-    runs = [
-        Run(programs[id(one.plan), one.sparsity], one.nbytes / one.segments, one.segments, one.ready_s) for one in sent
-    ]
+    sent = [bucket for bucket in buckets if bucket.nbytes]
+    programs = {(id(bucket.plan), bucket.sparsity): program_of(bucket.plan, tree, bucket.sparsity) for bucket in sent}
+    runs = []
+    for bucket in sent:
+        program, segments = programs[id(bucket.plan), bucket.sparsity], bucket.segments
+        runs.append(Run(program, bucket.nbytes / segments, segments, bucket.ready_s))
     played = iter(zip(*Play(runs, window).seconds(), strict=True) if runs else ())
     begins_s, ends_s, free_s = [], [], 0.0
-    for one in buckets:
+    for bucket in buckets:
         # an empty bucket has no segments, and ends when it may begin
-        free_s, end_s = next(played) if one.nbytes else (max(free_s, one.ready_s),) * 2
+        free_s, end_s = next(played) if bucket.nbytes else (max(free_s, bucket.ready_s),) * 2
         begins_s.append(free_s)
         ends_s.append(end_s)
     return tuple(begins_s), tuple(ends_s)
@@ -268,15 +234,12 @@ def in_turn(
     Args:
         buckets: the time at which each bucket is ready, in the order in which they start, and the bucket.
         loads: the same of what is no bucket, in any order.
-
-    Returns:
-        Both in the order in which they start.
     """
-    found = list(buckets)
+    scheduled = list(buckets)
     for since, load in sorted(loads, key=lambda pair: pair[0]):
-        later = (number for number, (ready_s, _) in enumerate(found) if ready_s > since)
-        found.insert(next(later, len(found)), (since, load))
-    return found
+        later = (number for number, (ready_s, _) in enumerate(scheduled) if ready_s > since)
+        scheduled.insert(next(later, len(scheduled)), (since, load))
+    return scheduled
 
 
 def recursion(ready_s: Sequence[float], parts: Sequence[Parts]) -> tuple[list[float], list[float]]:
@@ -284,15 +247,14 @@ def recursion(ready_s: Sequence[float], parts: Sequence[Parts]) -> tuple[list[fl
 
     Args:
         ready_s: the time at which each bucket is ready, in the order in which they start.
-        parts: the price of each bucket.
 
     Returns:
         The times at which the buckets begin, and those at which they are delivered, seconds.
     """
     begins_s, ends_s, free_s = [], [], 0.0
-    for ready, one in zip(ready_s, parts, strict=True):
+    for ready, price in zip(ready_s, parts, strict=True):
         begin_s = max(free_s, ready)
-        free_s = begin_s + one.hold_s
+        free_s = begin_s + price.hold_s
         begins_s.append(begin_s)
-        ends_s.append(free_s + one.tail_s)
+        ends_s.append(free_s + price.tail_s)
     return begins_s, ends_s

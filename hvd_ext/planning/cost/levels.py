@@ -51,16 +51,7 @@ class Traffic:
 
 
 def level_profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profile:
-    """Counts what a plan sends over each port of a cluster, level by level.
-
-    Args:
-        plan: a plan for tree.size ranks, of any number.
-        tree: the cluster; its gamma_s_per_byte prices the reductions, its message_s the messages.
-        sparsity: the sparsity of the step, for sparse plans.
-
-    Returns:
-        The load.
-    """
+    """Counts what a plan sends over each port of a cluster, level by level."""
     ports = Ports(tree)
     latency_s, levels_s_per_byte, messages_s = 0.0, 0.0, 0.0
     port_s, rank_s = np.zeros(2 * len(ports.alpha_s)), np.zeros(plan.size)
@@ -103,16 +94,7 @@ def _longest_chain(level: Level) -> int:
 
 @lru_cache(maxsize=64)
 def traffic(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> tuple[Traffic, ...]:
-    """Adds up what a plan sends over each kind of link.
-
-    Args:
-        plan: a plan for tree.size ranks.
-        tree: the cluster.
-        sparsity: the sparsity of the step, for sparse plans.
-
-    Returns:
-        The traffic at each depth of the tree, from the root down.
-    """
+    """Adds up what a plan sends over each kind of link: the traffic at each depth of the tree, from the root down."""
     ports = Ports(tree)
     carried = np.zeros(2 * len(ports.depths))
     for level, vectors in zip(plan.levels, vectors_at(plan), strict=True):
@@ -121,29 +103,23 @@ def traffic(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> tuple[
         carried += np.bincount(crossed, units[messages] / plan.units, len(carried))
         carried += all_to_all_units(level, ports.ways, len(ports.depths), sparsity, vectors) / plan.units
     betas = np.repeat(ports.beta_s_per_byte, 2)
-    found = []
+    kinds = []
     for depth in range(tree.depth):
         chosen = np.repeat(ports.depths == depth, 2)
         here, busy = carried[chosen], (carried * betas)[chosen]
         longest = int(np.lexsort((here, busy))[-1])
         shares = float(here.sum()), float(here.max()), float(busy[longest]), float(here[longest])
-        found.append(Traffic(depth, *shares))
-    return tuple(found)
+        kinds.append(Traffic(depth, *shares))
+    return tuple(kinds)
 
 
 def bottleneck(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Traffic | None:
-    """Finds the kind of link whose busiest port is busy for longest.
+    """Finds the traffic over the kind of link whose busiest port is busy for longest; None if the plan sends nothing.
 
-    Args:
-        plan: a plan for tree.size ranks.
-        tree: the cluster.
-        sparsity: the sparsity of the step, for sparse plans.
-
-    Returns:
-        The traffic over this kind, or of equals over the one nearest to the root; None if the plan sends nothing.
+    Of equals it is the kind nearest to the root.
     """
-    kinds = [found for found in traffic(plan, tree, sparsity) if found.total]
-    return max(kinds, key=lambda found: found.busiest_s_per_byte, default=None)
+    kinds = [kind for kind in traffic(plan, tree, sparsity) if kind.total]
+    return max(kinds, key=lambda kind: kind.busiest_s_per_byte, default=None)
 
 
 def _level(level: Level, sparsity: Sparsity) -> _Messages:
@@ -153,12 +129,12 @@ def _level(level: Level, sparsity: Sparsity) -> _Messages:
     """
     # By group (its id(): large plans share tuples) and direction: the ranks, and the units of each hop of a ring.
     rings: dict[tuple[int, bool], tuple[_Ints, _Ints]] = {}
-    found: list[_Messages] = [(np.empty(0, dtype=np.int64),) * 3]
+    messages: list[_Messages] = [(np.empty(0, dtype=np.int64),) * 3]
     for call in level.calls:
         if call.kind in LOCAL:
             continue
         if call.kind in SPARSE:
-            found.append(messages_of_call(call, sparsity))
+            messages.append(messages_of_call(call, sparsity))
             continue
         backwards = call.kind in ("all_gather", "broadcast")
         key = (id(call.ranks), backwards)
@@ -169,16 +145,16 @@ def _level(level: Level, sparsity: Sparsity) -> _Messages:
             _add_ring(call, hops)
         else:
             for senders, receivers, units in _of_call(call):
-                one, two = ranks[senders], ranks[receivers]
-                found.append((two, one, units) if backwards else (one, two, units))
+                origins, targets = ranks[senders], ranks[receivers]
+                messages.append((targets, origins, units) if backwards else (origins, targets, units))
         if call.root >= 0 and call.root not in call.ranks:
             giver, root = np.array([call.ranks[-1]]), np.array([call.root])
             ends = (root, giver) if backwards else (giver, root)
-            found.append((*ends, np.array([call.spans[0].count])))
+            messages.append((*ends, np.array([call.spans[0].count])))
     for (_, backwards), (ranks, hops) in rings.items():
         following = np.concatenate((ranks[1:], ranks[:1]))
-        found.append((following, ranks, hops) if backwards else (ranks, following, hops))
-    senders, receivers, units = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        messages.append((following, ranks, hops) if backwards else (ranks, following, hops))
+    senders, receivers, units = (np.concatenate(parts) for parts in zip(*messages, strict=True))
     sent = units > 0
     return senders[sent], receivers[sent], units[sent]
 
@@ -212,11 +188,11 @@ def _of_call(call: Call) -> list[_Messages]:
         owners = np.flatnonzero(owned)
         senders, receivers = np.repeat(places, len(owners)), np.tile(owners, size)
         return [(senders, receivers, np.where(senders == receivers, 0, owned[receivers]))]
-    found = []
+    messages = []
     around = np.concatenate(([0], np.cumsum(np.tile(owned, 2))))
     for step in range((size - 1).bit_length()):
         half = 1 << step
         # The units whose targets are [half, 2 half) places behind are sent over the distance `half`.
         units = around[places + size - half + 1] - around[places + size - min(2 * half, size) + 1]
-        found.append((places, (places - half) % size, units))
-    return found
+        messages.append((places, (places - half) % size, units))
+    return messages

@@ -23,11 +23,7 @@ _Floats = NDArray[np.float64]
 
 
 class Ports:
-    """The ports of a cluster: one for each child of a branch, to that branch.
-
-    Args:
-        tree: the cluster.
-    """
+    """The ports of a cluster: one for each child of a branch, to that branch."""
 
     def __init__(self, tree: Tree) -> None:
         ways: dict[int, list[int]] = {}
@@ -57,8 +53,7 @@ class Ports:
         """Finds the ports that messages cross.
 
         Args:
-            senders: the sender of each message [n].
-            receivers: the receiver of each message [n].
+            senders, receivers: of each message [n].
 
         Returns:
             For each crossing, the number of the message and that of the directed port: 2 * port, plus 1 for the way
@@ -72,34 +67,11 @@ class Ports:
             ports.append(2 * self.ways[ranks][chosen] + down)
         return np.concatenate(messages), np.concatenate(ports)
 
-    def round_s(self, senders: _Ints, receivers: _Ints, nbytes: float) -> float:
-        """The time of a round of messages of equal size.
-
-        Args:
-            senders: the sender of each message [n].
-            receivers: the receiver of each message [n].
-            nbytes: the size of each message.
-
-        Returns:
-            The largest latency plus the time of the busiest port, seconds.
-        """
-        _, ports = self.crossed(senders, receivers)
-        if not len(ports):
-            return 0.0
-        busy = np.bincount(ports) * np.repeat(self.beta_s_per_byte, 2)[: ports.max() + 1]
-        return float(self.alpha_s[ports // 2].max() + nbytes * busy.max())
-
 
 def messages_s(tree: Tree, senders: _Ints, receivers: _Ints) -> _Floats:
-    """The time that each message takes a processor of its sender, and one of its receiver.
+    """The time that each message takes a processor of its sender, and one of its receiver, seconds [n].
 
-    Args:
-        tree: the cluster; with several hosts, only messages between them cost its message_s.
-        senders: the sender of each message [n].
-        receivers: the receiver of each message [n].
-
-    Returns:
-        float64 [n], seconds.
+    With several hosts, only messages between them cost the tree's message_s.
     """
     hosts = tree.hosts()
     if len(hosts) == 1 or not tree.message_s:
@@ -131,26 +103,14 @@ class Profile:
     def price_s(self, nbytes: int, segment_nbytes: int | None = None) -> float:
         """The price: the first segment goes through all rounds, the others follow at the rate of the busiest port.
 
-        Args:
-            nbytes: the size of the buffer.
-            segment_nbytes: the grain of pipelining; None for no pipelining, as in the papers' closed forms.
-
-        Returns:
-            Seconds.
+        Without segments nothing is pipelined, as in the papers' closed forms.
         """
         first = nbytes if segment_nbytes is None else min(segment_nbytes, nbytes)
         paced_s = (nbytes - first) * self.pace_s_per_byte(first)
         return self.latency_s + first * self.rounds_s_per_byte + paced_s + nbytes * self.handover_s_per_byte
 
     def pace_s_per_byte(self, segment_nbytes: float) -> float:
-        """The pace of a long buffer: that of the busiest port, or of the rank with the most messages.
-
-        Args:
-            segment_nbytes: the grain of pipelining.
-
-        Returns:
-            Seconds per byte.
-        """
+        """The pace of a long buffer: that of the busiest port, or of the rank with the most messages."""
         return max(self.busiest_s_per_byte, self.messages_s / max(segment_nbytes, 1))
 
 
@@ -160,13 +120,13 @@ class _Messages:
     def __init__(self, plan: LogicalPlan, gamma_s_per_byte: float, sparsity: Sparsity) -> None:
         rows = [rows_of(plan, rank) for rank in range(plan.size)]
         table = np.concatenate(rows)
-        ranks = np.repeat(np.arange(plan.size), [len(own) for own in rows])
+        ranks = np.repeat(np.arange(plan.size), [len(of_rank) for of_rank in rows])
         sends, reduces = np.isin(table[:, OPCODE], SENDS), table[:, OPCODE] == RECV_REDUCE
         self.rounds = table[sends, ROUND]
-        self.shares = np.concatenate([sent_shares(own, plan.units, sparsity) for own in rows])[sends]
+        self.shares = np.concatenate([sent_shares(of_rank, plan.units, sparsity) for of_rank in rows])[sends]
         self.senders, self.receivers = ranks[sends], table[sends, PEER]
         works = reduces | np.isin(table[:, OPCODE], LOCAL_OPCODES)
-        local_s = np.concatenate([local_s_per_byte(own, plan.units, sparsity) for own in rows])
+        local_s = np.concatenate([local_s_per_byte(of_rank, plan.units, sparsity) for of_rank in rows])
         self.work_rounds = table[works, ROUND]
         self.work_s_per_byte = np.where(reduces, table[:, COUNT] / plan.units * gamma_s_per_byte, local_s)[works]
         self.workers = ranks[works]
@@ -176,14 +136,6 @@ def profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profil
     """Counts the bytes that a plan sends over each port of a cluster.
 
     It makes the rows of all ranks, and is meant for plans of at most a few hundred ranks.
-
-    Args:
-        plan: a plan for tree.size ranks.
-        tree: the cluster; its gamma_s_per_byte prices the reductions, its message_s the messages.
-        sparsity: the sparsity of the step, for sparse plans.
-
-    Returns:
-        The load.
     """
     sent, ports, rounds = _Messages(plan, tree.gamma_s_per_byte, sparsity), Ports(tree), rounds_of(plan)
     messages, crossed = ports.crossed(sent.senders, sent.receivers)
@@ -192,8 +144,9 @@ def profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profil
     seconds = sent.shares[messages] * ports.beta_s_per_byte[crossed // 2]
     loads = _table(sent.rounds[messages], crossed, seconds, (rounds + 1, 2 * len(ports.alpha_s)))
     work = _table(sent.work_rounds, sent.workers, sent.work_s_per_byte, (rounds + 1, plan.size))
-    one = messages_s(tree, sent.senders, sent.receivers)
-    busy = _table(sent.rounds, sent.senders, one, work.shape) + _table(sent.rounds, sent.receivers, one, work.shape)
+    each_s = messages_s(tree, sent.senders, sent.receivers)
+    busy = _table(sent.rounds, sent.senders, each_s, work.shape)
+    busy += _table(sent.rounds, sent.receivers, each_s, work.shape)
     return Profile(
         latency_s=float(alpha_s.sum() + busy.max(axis=1).sum()) + tree.handover.alpha_s,
         rounds_s_per_byte=float(loads.max(axis=1).sum() + work.max(axis=1).sum()),

@@ -15,13 +15,14 @@ import numpy as np
 from hvd_ext.planning.cost.levels import Traffic, bottleneck
 from hvd_ext.planning.cost.loads import Ports, messages_s
 from hvd_ext.planning.cost.sparse import DENSE, Sparsity, local_s_per_byte, sent_shares
-from hvd_ext.planning.cost.terms import MESSAGE_NBYTES
 from hvd_ext.planning.ir import LOCAL_OPCODES, OPCODE, PEER, RECV_REDUCE, ROUND, SENDS
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.simulation.events import Message, Play, Program, Run
 from hvd_ext.topology.tree import Tree
 
+# The best size of a message: Open MPI's TCP transport serialises opposing messages above its eager limit of 64 KiB.
+MESSAGE_NBYTES = 60_000
 WINDOW = 4  # segments in flight, the engine's default
 # The largest number of messages that are simulated, but at least the number of windows below. The pace of the second
 # half of them is taken for the rest of the buffer; longer simulations showed that it settles within about 20 windows.
@@ -34,9 +35,7 @@ class Simulation:
     """The time of a plan, and the load of its busiest port.
 
     Args:
-        seconds: the time from the first message to the last.
         bottleneck_nbytes: the bytes over the port and direction that is busy for longest.
-        bottleneck_s: the time for which this port is busy, seconds.
     """
 
     seconds: float
@@ -54,16 +53,12 @@ def simulate(
 ) -> Simulation:
     """Simulates a plan on a cluster.
 
-    Of a long buffer only the first segments are simulated, at least 24 windows; the rest is assumed to go on at the
+    Of a long buffer only the first segments are simulated, at least 24 windows; the rest is assumed to continue at the
     pace of their second half. Ports, reductions, messages and the hand-over take time; processors keep up with
     everything else.
 
     Args:
         plan: a plan for tree.size ranks, a few dozen at most, because the rows of all ranks are made.
-        tree: the cluster; its gamma_s_per_byte prices the reductions, its message_s the messages.
-        nbytes: the size of the buffer.
-        segment_nbytes: the grain of pipelining, as from grain.segment_nbytes().
-        window: the number of segments in flight.
         sparsity: the sparsity of the step, for sparse plans, which run as one segment.
     """
     tree = tree.at(nbytes)
@@ -91,13 +86,7 @@ def simulate(
 
 @lru_cache(maxsize=64)
 def program_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Program:
-    """Makes the program of a plan, which the events of `hvd_ext.simulation` play.
-
-    Args:
-        plan: a plan for tree.size ranks.
-        tree: the cluster.
-        sparsity: the sparsity of the step, for sparse plans.
-    """
+    """Makes the program of a plan, which the events of `hvd_ext.simulation` play."""
     ports = Ports(tree)
     tables = [rows_of(plan, rank) for rank in range(plan.size)]
     # The n-th send from one rank to another matches the n-th receive there.

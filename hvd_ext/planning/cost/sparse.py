@@ -62,26 +62,16 @@ class Sparsity:
             )
 
     def filled(self, vectors: float) -> float:
-        """The fraction of a range that has entries in the sum of several selections, if they have no common elements.
+        """The fraction of a range, at most 1, that has entries in a sum of selections without common elements.
 
         CommLib assumes the same in Eq. 10.
-
-        Args:
-            vectors: the number of selections that were added up.
-
-        Returns:
-            The fraction, at most 1.
         """
         return min(vectors * self.density, 1.0)
 
     def sent(self, vectors: float) -> float:
         """The bytes of a range's entries as sent, divided by the bytes of the range.
 
-        Args:
-            vectors: the number of selections that were added up.
-
-        Returns:
-            The quotient; it is above 1 if a dense message would be smaller.
+        The quotient is above 1 if a dense message would be smaller.
         """
         return self.filled(vectors) * self.entry_nbytes / ELEMENT_NBYTES
 
@@ -90,15 +80,11 @@ DENSE = Sparsity(1.0, float(ELEMENT_NBYTES))  # a placeholder for plans without 
 
 
 def vectors_of(rows: Rows) -> NDArray[np.float64]:
-    """The number of selections in a rank's own vector at each of its rows.
+    """The number of selections in a rank's own vector at each of its rows, float64 [n].
 
-    Args:
-        rows: the rows of one rank.
-
-    Returns:
-        float64 [n]: 1 until a PACK, then the mean number of selections that were added to each of its units.
+    It is 1 until a PACK, then the mean number of selections that were added to each of its units.
     """
-    found, now = np.ones(len(rows)), 1.0
+    vectors, current = np.ones(len(rows)), 1.0
     added: list[tuple[int, int]] = []
     for number, row in enumerate(rows.tolist()):
         begin, end = row[BEGIN], row[BEGIN] + row[COUNT]
@@ -106,22 +92,13 @@ def vectors_of(rows: Rows) -> NDArray[np.float64]:
             added.append((begin, end))
         elif row[OPCODE] == PACK:
             overlap = sum(max(min(end, last) - max(begin, first), 0) for first, last in added)
-            now = overlap / row[COUNT]
-        found[number] = now
-    return found
+            current = overlap / row[COUNT]
+        vectors[number] = current
+    return vectors
 
 
 def sent_shares(rows: Rows, units: int, sparsity: Sparsity) -> NDArray[np.float64]:
-    """The bytes of each row's message as a share of the buffer's bytes.
-
-    Args:
-        rows: the rows of one rank.
-        units: the number of units of the plan.
-        sparsity: the sparsity of the step.
-
-    Returns:
-        float64 [n]; the values of local rows have no meaning.
-    """
+    """The bytes of each row's message as a share of the buffer's bytes, float64 [n]; for local rows without meaning."""
     shares: NDArray[np.float64] = rows[:, COUNT] / units
     sparse = rows[:, OPCODE] == SEND_SPARSE
     if not sparse.any():
@@ -131,16 +108,7 @@ def sent_shares(rows: Rows, units: int, sparsity: Sparsity) -> NDArray[np.float6
 
 
 def local_s_per_byte(rows: Rows, units: int, sparsity: Sparsity) -> NDArray[np.float64]:
-    """The time of each local row for each byte of the buffer.
-
-    Args:
-        rows: the rows of one rank.
-        units: the number of units of the plan.
-        sparsity: the sparsity of the step.
-
-    Returns:
-        float64 [n], seconds; 0 for messages.
-    """
+    """The time of each local row for each byte of the buffer, seconds, float64 [n]; 0 for messages."""
     shares = rows[:, COUNT] / units / ELEMENT_NBYTES
     passes = np.where(np.isin(rows[:, OPCODE], _PASSES), shares * sparsity.select_s_per_element, 0.0)
     entries = np.isin(rows[:, OPCODE], _ENTRIES)

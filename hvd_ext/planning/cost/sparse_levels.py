@@ -16,25 +16,17 @@ _Floats = NDArray[np.float64]
 def vectors_at(plan: LogicalPlan) -> list[int]:
     """The number of selections in a vector at each level.
 
-    Args:
-        plan: any plan.
-
-    Returns:
-        For each level 1 up to the sparse_allreduce, and after it the number of ranks in its largest group.
+    It is 1 up to the sparse_allreduce, and after it the number of ranks in its largest group.
     """
-    found, now = [], 1
+    vectors, current = [], 1
     for level in plan.levels:
-        found.append(now)
-        now = max([now, *(len(call.ranks) for call in level.calls if call.kind == "sparse_allreduce")])
-    return found
+        vectors.append(current)
+        current = max([current, *(len(call.ranks) for call in level.calls if call.kind == "sparse_allreduce")])
+    return vectors
 
 
 def message_rounds(level: Level) -> int:
-    """The number of rounds with messages in the longest call of a level, without the rounds of local rows.
-
-    Args:
-        level: any level.
-    """
+    """The number of rounds with messages in the longest call of a level, without the rounds of local rows."""
     return max((_message_rounds(call) for call in level.calls), default=0)
 
 
@@ -51,7 +43,6 @@ def messages_of_call(call: Call, sparsity: Sparsity) -> tuple[_Ints, _Ints, _Flo
 
     Args:
         call: a call of a kind in model.SPARSE.
-        sparsity: the sparsity of the step.
 
     Returns:
         Senders, receivers, and the units that have as many bytes as the entries. There are no messages for the kinds in
@@ -78,42 +69,29 @@ def all_to_all_units(level: Level, ways: _Ints, size: int, sparsity: Sparsity, v
     """The loads on the ports of the calls of a level in which all ranks send to all.
 
     Args:
-        level: any level.
         ways: the ports on the way from the root to each rank, [ranks, depth], -1 below a leaf.
-        size: the number of ports.
-        sparsity: the sparsity of the step.
-        vectors: the number of selections in the vectors of the level.
 
     Returns:
         float64 [2 * size]: for each port, upwards and downwards, the units that have as many bytes as the entries.
     """
-    found = np.zeros((size, 2))
+    loads = np.zeros((size, 2))
     for call in level.calls:
         if call.kind not in ("sparse_allreduce", "sparse_all_gather"):
             continue
         members = len(call.ranks)
         counts = np.array([span.count for span in call.spans], dtype=np.float64)
-        held = np.broadcast_to(counts, members) * sparsity.sent(1 if call.kind == "sparse_allreduce" else vectors)
+        units = np.broadcast_to(counts, members) * sparsity.sent(1 if call.kind == "sparse_allreduce" else vectors)
         for ports in ways[list(call.ranks)].T:
             there = ports >= 0
             below = np.bincount(ports[there], minlength=size)
-            sent = np.bincount(ports[there], held[there], size)
-            found[:, 0] += sent * (members - below)
-            found[:, 1] += below * np.where(below > 0, held.sum() - sent, 0.0)
-    return found.reshape(-1)
+            sent = np.bincount(ports[there], units[there], size)
+            loads[:, 0] += sent * (members - below)
+            loads[:, 1] += below * np.where(below > 0, units.sum() - sent, 0.0)
+    return loads.reshape(-1)
 
 
 def local_of_call(call: Call, sparsity: Sparsity, vectors: int) -> _Floats:
-    """The time that each rank of a call spends on its local rows.
-
-    Args:
-        call: a call of a kind in model.LOCAL or model.SPARSE.
-        sparsity: the sparsity of the step.
-        vectors: the number of selections in the vectors of its level.
-
-    Returns:
-        float64, one value for each rank of the call: the seconds if each unit were a byte.
-    """
+    """The time that each rank of a call spends on its local rows, float64 [ranks]: seconds if a unit were a byte."""
     size = len(call.ranks)
     counts = np.array([span.count for span in call.spans], dtype=np.float64) / ELEMENT_NBYTES
     one_pass, adding = sparsity.select_s_per_element, sparsity.add_s_per_entry

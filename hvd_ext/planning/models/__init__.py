@@ -25,9 +25,7 @@ class Model:
     """A network of a paper.
 
     Args:
-        name: the name of the model.
         compute_s: the time of a forward and a backward pass on one GPU, seconds.
-        source: where the time comes from.
         layers: lists the layers in the order of the forward pass.
     """
 
@@ -76,7 +74,6 @@ def times_of(name: str, compute_s: float | None = None) -> StepTimes:
     """Makes the times of a step from the operations of a network.
 
     Args:
-        name: a key of MODELS.
         compute_s: the time of a forward and a backward pass in seconds; None for the paper's.
 
     Returns:
@@ -94,15 +91,7 @@ def times_of(name: str, compute_s: float | None = None) -> StepTimes:
 
 
 def step_times(layers: list[Layer], compute_s: float) -> StepTimes:
-    """Divides the time of a step over the layers by their operations.
-
-    Args:
-        layers: the layers in the order of the forward pass.
-        compute_s: the time of a forward and a backward pass, seconds.
-
-    Returns:
-        The times of the step.
-    """
+    """Divides the time of a step over the layers by their operations."""
     forward_s = FORWARD_SHARE * compute_s
     macs = sum(layer.forward_macs for layer in layers)
     done, ready = 0.0, []

@@ -21,27 +21,23 @@ _CLASSIFIED_AFTER = {"4a": "loss1", "4d": "loss2"}
 
 
 def layers(size: int = 224) -> list[Layer]:
-    """Lists the layers in the order of the forward pass.
-
-    Args:
-        size: the height and width of the pictures.
-    """
+    """Lists the layers in the order of the forward pass of pictures of size x size pixels."""
     net = Convolutions(size)
     net.conv("conv1", 64, 7, 2)
     net.pool()
     net.conv("conv2_reduce", 64, 1)
     net.conv("conv2", 192, 3)
-    for name, (one, reduce3, three, reduce5, five, pool) in _INCEPTIONS.items():
+    for name, (single, reduce3, three, reduce5, five, pool) in _INCEPTIONS.items():
         if name in _POOLED_BEFORE:
             net.pool()
         inputs = net.channels
-        net.conv(f"{name}_1x1", one, 1, of=inputs)
+        net.conv(f"{name}_1x1", single, 1, of=inputs)
         net.conv(f"{name}_3x3_reduce", reduce3, 1, of=inputs)
         net.conv(f"{name}_3x3", three, 3, of=reduce3)
         net.conv(f"{name}_5x5_reduce", reduce5, 1, of=inputs)
         net.conv(f"{name}_5x5", five, 5, of=reduce5)
         net.conv(f"{name}_pool_proj", pool, 1, of=inputs)
-        net.channels = one + three + five + pool
+        net.channels = single + three + five + pool
         if name in _CLASSIFIED_AFTER:
             loss = _CLASSIFIED_AFTER[name]
             side = Convolutions(4, net.channels)  # average pooling of 5 x 5 with stride 3

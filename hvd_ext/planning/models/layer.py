@@ -10,7 +10,6 @@ class Layer:
     """A layer with parameters.
 
     Args:
-        name: the name of the layer.
         tensors: the name of each of its parameters and the number of elements, in the order of the layer's variables.
         forward_macs: the multiply-adds of the forward pass of one sample, with those of the layers without parameters
             that follow it.
@@ -45,11 +44,7 @@ class Convolutions:
         """Adds a convolution with padding, which divides the size of the picture by its stride.
 
         Args:
-            name: the name of the layer.
             filters: the number of channels of its result.
-            kernel: the height and width of the kernel.
-            stride: the stride of the kernel.
-            bias: whether it has a bias.
             of: the number of channels of its input if that is not the result of the layer before; then the result is
                 not the input of the next layer either, and `size` and `channels` stay.
         """
@@ -64,7 +59,6 @@ class Convolutions:
         """Adds a batch normalisation with scale and offset; an element takes about two multiply-adds.
 
         Args:
-            name: the name of the layer.
             channels: the number of channels; None for those of the layer before.
             size: the height and width of the picture; None for those of the layer before.
         """
@@ -77,12 +71,6 @@ class Convolutions:
         self.size = -(-self.size // stride)
 
     def dense(self, name: str, inputs: int, outputs: int) -> None:
-        """Adds a dense layer with a bias.
-
-        Args:
-            name: the name of the layer.
-            inputs: the number of its inputs.
-            outputs: the number of its outputs.
-        """
+        """Adds a dense layer with a bias."""
         tensors = ((f"{name}/kernel", inputs * outputs), (f"{name}/bias", outputs))
         self.layers.append(Layer(name, tensors, float(inputs * outputs)))

@@ -8,11 +8,7 @@ _STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # width, blocks, 
 
 
 def layers(size: int = 224) -> list[Layer]:
-    """Lists the layers in the order of the forward pass.
-
-    Args:
-        size: the height and width of the pictures.
-    """
+    """Lists the layers in the order of the forward pass of pictures of size x size pixels."""
     net = Convolutions(size)
     net.conv("conv1", 64, 7, 2, bias=False)
     net.norm("conv1_bn")

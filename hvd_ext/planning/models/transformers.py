@@ -10,38 +10,33 @@ _VOCABULARY = 43_000
 
 
 def bert_base(tokens: int = 128) -> list[Layer]:
-    """Lists the layers of BERT-base with its pooler: 109.5 million parameters, 199 tensors.
-
-    Args:
-        tokens: the length of a sequence.
-    """
+    """Lists the layers of BERT-base with its pooler: 109.5 million parameters, 199 tensors."""
     width, inner = 768, 3072
     embeddings = (("word", 30522 * width), ("position", 512 * width), ("type", 2 * width))
-    found = [Layer("embeddings", tuple((f"embeddings/{name}", n) for name, n in embeddings), 0.0)]
-    found.append(_norm("embeddings_norm", width, tokens))
+    layers = [Layer("embeddings", tuple((f"embeddings/{name}", n) for name, n in embeddings), 0.0)]
+    layers.append(_norm("embeddings_norm", width, tokens))
     for number in range(12):
-        found += _attention(f"layer{number}/attention", width, tokens, tokens)
-        found += _feed_forward(f"layer{number}", width, inner, tokens)
-    return [*found, _dense("pooler", width, width, 1)]
+        layers += _attention(f"layer{number}/attention", width, tokens, tokens)
+        layers += _feed_forward(f"layer{number}", width, inner, tokens)
+    return [*layers, _dense("pooler", width, width, 1)]
 
 
 def transformer_base(tokens: int = 256) -> list[Layer]:
     """Lists the layers of a Transformer: 110 million parameters, as CommLib's (Section 5.3).
 
-    Args:
-        tokens: the length of a sentence; CommLib's have 256 words (Section 5.5.2).
+    Sentences have 256 words, as CommLib's (Section 5.5.2).
     """
     width, inner = 512, 2048
-    found = [Layer("source", (("source/embedding", _VOCABULARY * width),), 0.0)]
+    layers = [Layer("source", (("source/embedding", _VOCABULARY * width),), 0.0)]
     for number in range(6):
-        found += _attention(f"encoder{number}/attention", width, tokens, tokens)
-        found += _feed_forward(f"encoder{number}", width, inner, tokens)
-    found.append(Layer("target", (("target/embedding", _VOCABULARY * width),), 0.0))
+        layers += _attention(f"encoder{number}/attention", width, tokens, tokens)
+        layers += _feed_forward(f"encoder{number}", width, inner, tokens)
+    layers.append(Layer("target", (("target/embedding", _VOCABULARY * width),), 0.0))
     for number in range(6):
-        found += _attention(f"decoder{number}/attention", width, tokens, tokens)
-        found += _attention(f"decoder{number}/cross", width, tokens, tokens)
-        found += _feed_forward(f"decoder{number}", width, inner, tokens)
-    return [*found, _dense("output", width, _VOCABULARY, tokens, bias=False)]
+        layers += _attention(f"decoder{number}/attention", width, tokens, tokens)
+        layers += _attention(f"decoder{number}/cross", width, tokens, tokens)
+        layers += _feed_forward(f"decoder{number}", width, inner, tokens)
+    return [*layers, _dense("output", width, _VOCABULARY, tokens, bias=False)]
 
 
 def _dense(name: str, inputs: int, outputs: int, tokens: int, bias: bool = True) -> Layer:

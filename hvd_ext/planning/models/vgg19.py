@@ -8,11 +8,7 @@ _BLOCKS = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))
 
 
 def layers(size: int = 224) -> list[Layer]:
-    """Lists the layers in the order of the forward pass.
-
-    Args:
-        size: the height and width of the pictures.
-    """
+    """Lists the layers in the order of the forward pass of pictures of size x size pixels."""
     net = Convolutions(size)
     for block, (filters, count) in enumerate(_BLOCKS, 1):
         for number in range(count):

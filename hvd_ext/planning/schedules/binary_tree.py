@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hvd_ext.planning.cost.mgwfbp import binary_tree
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
 from hvd_ext.planning.registry import Card
 from hvd_ext.topology.tree import Tree
@@ -20,31 +19,10 @@ On several hosts: in each host first, then between the hosts' first ranks.""",
 )
 
 
-def cost(tree: Tree, nbytes: int) -> float:
-    """MG-WFBP Table II, row 1, added up over the levels of the tree, with the slowest branch of each level.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the buffer.
-
-    Returns:
-        Seconds. A message between hosts also crosses ports inside the hosts; the slowest of its links counts.
-    """
-    total = 0.0
-    for nodes in tree.levels():
-        lines = [binary_tree(len(node.children), node.slowest, tree.gamma_s_per_byte) for node in nodes]
-        total += max(line.seconds(nbytes) for line in lines)
-    return total
-
-
 def build(tree: Tree) -> LogicalPlan:
-    """The plan, which follows the tree: a host's link carries the buffer once each way if it is a leaf of its level.
+    """A plan of one unit, which follows the tree: the first rank of each branch is its head.
 
-    Args:
-        tree: the cluster; the first rank of each branch is its head.
-
-    Returns:
-        A plan of one unit.
+    A host's link carries the buffer once each way if it is a leaf of its level.
     """
     up = []
     for depth, nodes in enumerate(tree.levels()):

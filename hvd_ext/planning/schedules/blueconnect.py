@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from hvd_ext.planning.cost import slowest
-from hvd_ext.planning.cost.blueconnect import fat_tree_s, one_level_s
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.registry import Card
 from hvd_ext.planning.stages import Stage, method_of, staged_plan, stages_of
@@ -28,32 +26,8 @@ def _falls_back(stages: tuple[Stage, ...]) -> bool:
     return any(not stage.follows for stage in stages)
 
 
-def cost(tree: Tree, nbytes: int) -> float:
-    """The closed form, BlueConnect Eq. 9, or Eq. 6 if the schedule falls back to a ring.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the buffer.
-
-    Returns:
-        Seconds.
-    """
-    stages = stages_of(tree)
-    if _falls_back(stages):
-        return one_level_s(nbytes, tree.size, slowest(tree), tree.gamma_s_per_byte)
-    degrees, links = [stage.degree for stage in stages], [stage.link for stage in stages]
-    return fat_tree_s(nbytes, degrees, links, tree.gamma_s_per_byte)
-
-
 def build(tree: Tree) -> LogicalPlan:
-    """The plan; Eq. 3 decides whether a stage is a ring or recursive.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan of P units; its note has the factorisation.
-    """
+    """A plan of P units, whose note has the factorisation; Eq. 3 decides whether a stage is a ring or recursive."""
     stages = stages_of(tree)
     if _falls_back(stages):
         note = "no factorisation follows the topology (its lowest level is uneven): falls back to one ring"

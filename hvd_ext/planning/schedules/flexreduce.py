@@ -9,7 +9,6 @@ from math import floor, lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.planning.cost.flexreduce import tree_s
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
 from hvd_ext.planning.registry import Card
 from hvd_ext.topology.tree import Node, Tree
@@ -31,28 +30,8 @@ P = 2 + 3 learners, n = 12 (the paper's Fig. 2); reduce in hosts, then between t
 MOST_UNITS = 1 << 20
 
 
-def cost(tree: Tree, nbytes: int) -> float:
-    """The closed form, FlexReduce Eq. 6: every level waits for the slowest link that it uses.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the buffer.
-
-    Returns:
-        Seconds.
-    """
-    return tree_s(tree, nbytes)
-
-
 def build(tree: Tree) -> LogicalPlan:
-    """The plan: FlexReduce_plan() of the paper's Fig. 3, with the ranges in units.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan of reduces upwards and broadcasts downwards.
-    """
+    """FlexReduce_plan() of the paper's Fig. 3, with the ranges in units: reduces upwards and broadcasts downwards."""
     units = min(denominator(tree.root), MOST_UNITS)
     up = [level for _, level, _ in climb(tree, units) if level.calls]
     down = [reversed_level(level, level.name.replace("reduce", "broadcast")) for level in reversed(up)]
@@ -65,8 +44,6 @@ def climb(
     """Makes the reduces of each level of the tree, the deepest level first.
 
     Args:
-        tree: the cluster.
-        units: the number of units of the plan.
         wanted: whether to reduce in a branch; if it is true for a branch, it is true for all branches below it.
 
     Yields:
@@ -75,47 +52,44 @@ def climb(
     """
     place = {rank: index for index, rank in enumerate(tree.ranks)}
     portion = dict.fromkeys(tree.ranks, Fraction(1))
-    held = dict.fromkeys(tree.ranks, (0, units))
+    shards = dict.fromkeys(tree.ranks, (0, units))
     for depth, nodes in enumerate(tree.levels()):
         calls: list[Call] = []
         chosen = tuple(node for node in nodes if wanted(node))
         for node in chosen:
             if len(node.children) > 1:
-                target = _targets(node, portion, held, place, units)
-                calls += _reduces(node, held, target)
-                held.update(target)
-        yield chosen, Level(tuple(calls), f"reduce, level {depth}"), held
+                target = _targets(node, portion, shards, place, units)
+                calls += _reduces(node, shards, target)
+                shards.update(target)
+        yield chosen, Level(tuple(calls), f"reduce, level {depth}"), shards
 
 
 def denominator(root: Node) -> int:
-    """The number of units in which all shares below a branch are exact.
+    """The number of units in which all shares below a branch that reduces by itself are exact.
 
     It is the common denominator of the shares, one over the product of the degrees above a leaf.
-
-    Args:
-        root: the root of the cluster, or a branch that reduces by itself.
     """
-    found = 1
+    common = 1
     open_nodes = [(root, 1)]
     while open_nodes:
         node, product = open_nodes.pop()
         if not node.children:
-            found = lcm(found, product)
+            common = lcm(common, product)
         open_nodes += [(child, product * len(node.children)) for child in node.children]
-    return found
+    return common
 
 
 def _targets(
     node: Node,
     portion: dict[int, Fraction],
-    held: dict[int, tuple[int, int]],
+    shards: dict[int, tuple[int, int]],
     place: dict[int, int],
     units: int,
 ) -> dict[int, tuple[int, int]]:
     """Section III-A's heuristic: leaves take their portions in turn, sorted by the end and the start of their range."""
     progress = Fraction(0)
     target: dict[int, tuple[int, int]] = {}
-    for rank in sorted(node.ranks, key=lambda rank: (held[rank][1], held[rank][0], place[rank])):
+    for rank in sorted(node.ranks, key=lambda rank: (shards[rank][1], shards[rank][0], place[rank])):
         portion[rank] /= len(node.children)
         begin = floor(progress * units)
         progress += portion[rank]
@@ -123,9 +97,9 @@ def _targets(
     return target
 
 
-def _reduces(node: Node, held: dict[int, tuple[int, int]], target: dict[int, tuple[int, int]]) -> list[Call]:
+def _reduces(node: Node, shards: dict[int, tuple[int, int]], target: dict[int, tuple[int, int]]) -> list[Call]:
     """One reduce for each sub-range that has the same owner and holders throughout (find_bounds() of Fig. 3)."""
-    holders_of = [_holders(child, held) for child in node.children]
+    holders_of = [_holders(child, shards) for child in node.children]
     owner_begins, owners = _sorted_ranges(target)
     cuts = np.unique(np.concatenate([owner_begins, *(begins for begins, _ in holders_of)]))
     ends = np.append(cuts[1:], max(end for _, end in target.values()))
@@ -147,8 +121,8 @@ def _reduces(node: Node, held: dict[int, tuple[int, int]], target: dict[int, tup
     return calls
 
 
-def _holders(child: Node, held: dict[int, tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    return _sorted_ranges({rank: held[rank] for rank in child.ranks})
+def _holders(child: Node, shards: dict[int, tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return _sorted_ranges({rank: shards[rank] for rank in child.ranks})
 
 
 def _sorted_ranges(ranges: dict[int, tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from hvd_ext.planning import sparse_stages
-from hvd_ext.planning.cost import slowest
-from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES, ENTRY_NBYTES, SELECT_S_PER_ELEMENT
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
 from hvd_ext.planning.registry import Card
 from hvd_ext.topology.tree import Tree
@@ -23,66 +21,27 @@ P = 4:  1 -> 0, 3 -> 2     merge: keep k of 2 k     0 -> 2     the k elements
 )
 
 
-def cost(tree: Tree, nbytes: int, density: float) -> float:
-    """The latencies and entries up and down the tree over the slowest link, and the time of the selection.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the float32 buffer.
-        density: the fraction of the elements that is selected.
-
-    Returns:
-        2 ceil(log2 P) (alpha + k entry beta) plus the selection, seconds.
-    """
-    elements, link = nbytes / ELEMENT_NBYTES, slowest(tree)
-    message_s = link.alpha_s + density * elements * ENTRY_NBYTES * link.beta_s_per_byte
-    return elements * SELECT_S_PER_ELEMENT + 2 * (tree.size - 1).bit_length() * message_s
-
-
 def build(tree: Tree) -> LogicalPlan:
-    """The plan; ranks that are neighbours in the tree merge first.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan of one unit; for one rank it is the dense plan.
-    """
+    """A plan of one unit, in which neighbours in the tree merge first; for one rank it is the dense plan."""
     if tree.size == 1:
         return dense(tree)
-    ranks, whole = tree.ranks, (Span(0, 1),)
+    ranks, buffer = tree.ranks, (Span(0, 1),)
     levels = [sparse_stages.selects(ranks, dict.fromkeys(ranks, (0, 1)))]
     for step in range((tree.size - 1).bit_length()):
         half = 1 << step
         pairs = [(ranks[i], ranks[i + half]) for i in range(0, tree.size - half, 2 * half)]
-        calls = [Call("sparse_merge", pair, whole, method="direct") for pair in pairs]
+        calls = [Call("sparse_merge", pair, buffer, method="direct") for pair in pairs]
         levels.append(Level(tuple(calls), f"merge at distance {half}"))
-    levels.append(Level((Call("sparse_broadcast", ranks, whole, ranks[0], "recursive"),), "give all the last k"))
-    levels.append(Level(tuple(Call("scatter", (rank,), whole) for rank in ranks), "scatter"))
+    levels.append(Level((Call("sparse_broadcast", ranks, buffer, ranks[0], "recursive"),), "give all the last k"))
+    levels.append(Level(tuple(Call("scatter", (rank,), buffer) for rank in ranks), "scatter"))
     return LogicalPlan("gtopk", "allreduce", tree.size, 1, tuple(levels))
 
 
 def dense(tree: Tree, height: int = 0) -> LogicalPlan:
-    """The plan of a step in which nothing is selected.
-
-    Args:
-        tree: the cluster.
-        height: ignored, because every rank selects by itself.
-
-    Returns:
-        A plan in which every rank folds its whole buffer before FlexReduce.
-    """
+    """The plan of a step in which nothing is selected: every rank folds its whole buffer before FlexReduce."""
     return sparse_stages.dense_plan("gtopk", tree, 0)
 
 
 def variants(tree: Tree, height: int = 0) -> tuple[LogicalPlan, ...]:
-    """The plans from which the planner takes the cheapest.
-
-    Args:
-        tree: the cluster.
-        height: ignored, because every rank selects by itself.
-
-    Returns:
-        The plan of build().
-    """
+    """The plan of build(); every rank selects by itself, whatever the height."""
     return (build(tree),)

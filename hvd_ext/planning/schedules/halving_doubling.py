@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from hvd_ext.planning.cost import Ports
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
 from hvd_ext.planning.registry import Card
 from hvd_ext.topology.tree import Node, Tree
@@ -23,44 +20,19 @@ P = 4, chunks a b c d:  round 1, distance 2: 0 sends c d to 2, 1 sends d a to 3,
 )
 
 
-def cost(tree: Tree, nbytes: int) -> float:
-    """MG-WFBP Table II, row 3, but with ports between hosts that several messages share.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the buffer.
-
-    Returns:
-        Seconds; on one host, this is Table II's line.
-    """
-    size, ports = tree.size, Ports(tree)
-    order = np.array(_order(tree), dtype=np.int64)
-    total = nbytes * (size - 1) / size * tree.gamma_s_per_byte
-    for step in range((size - 1).bit_length()):
-        half = 1 << step
-        part = nbytes * (min(2 * half, size) - half) / size
-        behind = np.roll(order, half)
-        total += ports.round_s(order, behind, part) + ports.round_s(behind, order, part)
-    return total
-
-
 def build(tree: Tree) -> LogicalPlan:
-    """The plan. The ranks of a host are far from each other in the circle, because the large messages go far.
+    """A plan of P units.
 
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan of P units.
+    The ranks of a host are far from each other in the circle, because the large messages go far.
     """
-    order = _order(tree)
+    order = order_of(tree)
     spans = tuple(Span(place, 1) for place in range(tree.size))
     down = Level((Call("reduce_scatter", order, spans, method="recursive"),), "recursive halving")
     levels = (down, reversed_level(down, "recursive doubling")) if tree.size > 1 else ()
     return LogicalPlan("halving_doubling", "allreduce", tree.size, tree.size, levels)
 
 
-def _order(tree: Tree) -> tuple[int, ...]:
+def order_of(tree: Tree) -> tuple[int, ...]:
     """An order of the ranks in which neighbours are on different hosts, and each host's ranks are spread evenly."""
 
     def spread(node: Node) -> list[int]:

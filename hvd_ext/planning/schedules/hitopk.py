@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hvd_ext.planning import sparse_stages
-from hvd_ext.planning.cost import commlib
-from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
 from hvd_ext.planning.registry import Card
 from hvd_ext.topology.tree import Tree
@@ -29,39 +27,20 @@ P = 2 + 3 ranks, n = 6 elements; shards are 3 + 3 and 2 + 2 + 2:
 )
 
 
-def cost(tree: Tree, nbytes: int, density: float) -> float:
-    """CommLib Eq. 7-10, with values and indices, and with the cheaper way to gather in the last step.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the float32 buffer.
-        density: the fraction of the elements that is selected.
-
-    Returns:
-        Seconds.
-    """
-    elements = nbytes / ELEMENT_NBYTES
-    return min(sum(commlib.hitopk_s(tree, elements, density, dense_gather=dense)) for dense in (False, True))
-
-
 def build(tree: Tree, *, gather: str = "dense", height: int = sparse_stages.HOSTS) -> LogicalPlan:
-    """The plan: the four steps of Algorithm 2.
+    """The four steps of Algorithm 2; for a single party the dense plan, because a selection would save nothing.
 
     Args:
-        tree: the cluster.
         gather: the last step: "dense" gathers whole shards back through the levels, and "sparse" sends the non-zero
             elements of each rank's shard to all other ranks of its party.
         height: the height of the parties: 1 for hosts, 2 for racks of hosts.
-
-    Returns:
-        The plan; for a single party it is the dense plan, because a selection would save nothing.
     """
     members = sparse_stages.parties(tree, height)
     if len(members) == 1:
         return sparse_stages.dense_plan("hitopk", tree, height)
     units = sparse_stages.units_of(members)
-    up, held = sparse_stages.up(tree, members, units)
-    middle = (sparse_stages.selects(tree.ranks, held), sparse_stages.exchange(members, held))
+    up, shards = sparse_stages.up(tree, members, units)
+    middle = (sparse_stages.selects(tree.ranks, shards), sparse_stages.exchange(members, shards))
     plan = LogicalPlan("hitopk", "allreduce", tree.size, units, (*up, *middle))
     if not up:
         return plan
@@ -69,7 +48,7 @@ def build(tree: Tree, *, gather: str = "dense", height: int = sparse_stages.HOST
         down = [reversed_level(level, level.name.replace("reduce-scatter", "all-gather")) for level in reversed(up)]
         return replace(plan, levels=(*plan.levels, *down), note="whole shards are gathered in hosts")
     calls = [
-        Call("sparse_all_gather", party.ranks, tuple(_span(*held[rank]) for rank in party.ranks), method="direct")
+        Call("sparse_all_gather", party.ranks, tuple(_span(*shards[rank]) for rank in party.ranks), method="direct")
         for party in members
         if len(party.ranks) > 1
     ]
@@ -82,25 +61,14 @@ def _span(begin: int, end: int) -> Span:
 
 
 def dense(tree: Tree, height: int = sparse_stages.HOSTS) -> LogicalPlan:
-    """The plan of a step in which nothing is selected: FlexReduce, with folds when a party has been reduced.
-
-    Args:
-        tree: the cluster.
-        height: as for build().
-    """
+    """The plan of a step in which nothing is selected: FlexReduce, with folds when a party has been reduced."""
     return sparse_stages.dense_plan("hitopk", tree, height)
 
 
 def variants(tree: Tree, height: int = sparse_stages.HOSTS) -> tuple[LogicalPlan, ...]:
-    """The plans from which the planner takes the cheapest: how the last step gathers.
+    """The plans from which the planner takes the cheapest: that of build(), and one that gathers non-zero elements.
 
-    Args:
-        tree: the cluster.
-        height: as for build().
-
-    Returns:
-        The plan of build(); and, if the parties are several hosts with several ranks, the plan that gathers non-zero
-        elements.
+    The second one needs several parties that are hosts, and a host with several ranks.
     """
     plan, members = build(tree, height=height), sparse_stages.parties(tree, height)
     several = len(members) > 1 and any(len(party.ranks) > 1 for party in members)

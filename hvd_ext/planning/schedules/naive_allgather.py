@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from hvd_ext.planning import sparse_stages
-from hvd_ext.planning.cost import commlib
-from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.registry import Card
 from hvd_ext.topology.tree import Tree
@@ -24,58 +22,21 @@ P = 3:  0: select k     0 -> 1, 2     each rank adds up the
 )
 
 
-def cost(tree: Tree, nbytes: int, density: float) -> float:
-    """CommLib Eq. 3 with values and indices, and the time of the selection.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the float32 buffer.
-        density: the fraction of the elements that is selected.
-
-    Returns:
-        Seconds.
-    """
-    return commlib.naive_s(tree, nbytes / ELEMENT_NBYTES, density)
-
-
 def build(tree: Tree) -> LogicalPlan:
-    """The plan.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan of one unit; for one rank it is the dense plan.
-    """
+    """A plan of one unit; for one rank it is the dense plan."""
     if tree.size == 1:
         return dense(tree)
     members = sparse_stages.parties(tree, 0)
-    held = dict.fromkeys(tree.ranks, (0, 1))
-    levels = sparse_stages.selects(tree.ranks, held), sparse_stages.exchange(members, held)
+    shards = dict.fromkeys(tree.ranks, (0, 1))
+    levels = sparse_stages.selects(tree.ranks, shards), sparse_stages.exchange(members, shards)
     return LogicalPlan("naive_allgather", "allreduce", tree.size, 1, levels)
 
 
 def dense(tree: Tree, height: int = 0) -> LogicalPlan:
-    """The plan of a step in which nothing is selected.
-
-    Args:
-        tree: the cluster.
-        height: ignored, because every rank selects by itself.
-
-    Returns:
-        A plan in which every rank folds its whole buffer before FlexReduce.
-    """
+    """The plan of a step in which nothing is selected: every rank folds its whole buffer before FlexReduce."""
     return sparse_stages.dense_plan("naive_allgather", tree, 0)
 
 
 def variants(tree: Tree, height: int = 0) -> tuple[LogicalPlan, ...]:
-    """The plans from which the planner takes the cheapest.
-
-    Args:
-        tree: the cluster.
-        height: ignored, because every rank selects by itself.
-
-    Returns:
-        The plan of build().
-    """
+    """The plan of build(); every rank selects by itself, whatever the height."""
     return (build(tree),)

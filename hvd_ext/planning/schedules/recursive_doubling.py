@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from hvd_ext.planning.cost import Ports
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
 from hvd_ext.planning.registry import Card
 from hvd_ext.topology.tree import Tree
@@ -25,7 +22,7 @@ _WHOLE = (Span(0, 1),)
 _Pairs = list[tuple[int, int]]
 
 
-def _rounds(tree: Tree) -> tuple[_Pairs, list[_Pairs]]:
+def rounds_of(tree: Tree) -> tuple[_Pairs, list[_Pairs]]:
     """The pairs (from, to) of ranks that fold, and the pairs of each round, with neighbours in the tree first."""
     ranks, power = tree.ranks, 1 << (tree.size.bit_length() - 1)
     extra = tree.size - power
@@ -37,38 +34,9 @@ def _rounds(tree: Tree) -> tuple[_Pairs, list[_Pairs]]:
     ]
 
 
-def cost(tree: Tree, nbytes: int) -> float:
-    """MG-WFBP Table II, row 2, but with ports between hosts that several pairs share.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the buffer.
-
-    Returns:
-        Seconds; on one host, this is Table II's line.
-    """
-    ports = Ports(tree)
-    folded, rounds = _rounds(tree)
-    total = (len(rounds) + bool(folded)) * nbytes * tree.gamma_s_per_byte
-    for pairs in rounds:
-        one, two = np.array(pairs, dtype=np.int64).T
-        total += ports.round_s(np.concatenate((one, two)), np.concatenate((two, one)), nbytes)
-    if folded:
-        givers, takers = np.array(folded, dtype=np.int64).T
-        total += ports.round_s(givers, takers, nbytes) + ports.round_s(takers, givers, nbytes)
-    return total
-
-
 def build(tree: Tree) -> LogicalPlan:
-    """The plan. Partners compute a + b and b + a, which have equal bits.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan of one unit.
-    """
-    folded, rounds = _rounds(tree)
+    """A plan of one unit. Partners compute a + b and b + a, which have equal bits."""
+    folded, rounds = rounds_of(tree)
     fold = Level(tuple(Call("reduce", pair, _WHOLE, pair[1]) for pair in folded), "fold the extra ranks in")
     levels = [
         Level(tuple(Call("exchange", pair, _WHOLE) for pair in pairs), f"exchange at distance {1 << step}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from hvd_ext.planning.cost import slowest
-from hvd_ext.planning.cost.blueconnect import one_level_s
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
 from hvd_ext.planning.registry import Card
 from hvd_ext.topology.tree import Tree
@@ -24,27 +22,10 @@ P = 4, chunks a b c d:          reduce-scatter, 3 rounds        all-gather, 3 ro
 )
 
 
-def cost(tree: Tree, nbytes: int) -> float:
-    """The closed form: 2 T_r(P, n, min W), BlueConnect Eq. 6.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the buffer.
-
-    Returns:
-        Seconds.
-    """
-    return one_level_s(nbytes, tree.size, slowest(tree), tree.gamma_s_per_byte)
-
-
 def build(tree: Tree) -> LogicalPlan:
-    """The plan: reduce-scatter and all-gather over all ranks.
+    """A plan of P units: reduce-scatter and all-gather over all ranks, with 4 (P - 1) rows for each.
 
-    Args:
-        tree: the cluster; the ring follows the tree's order, so that it enters and leaves each host once.
-
-    Returns:
-        A plan of P units, with 4 (P - 1) rows for each rank.
+    The ring follows the tree's order, so that it enters and leaves each host once.
     """
     spans = tuple(Span(i, 1) for i in range(tree.size))
     scatter = Level((Call("reduce_scatter", tree.ranks, spans),), "reduce-scatter over all ranks")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hvd_ext.planning.cost.blueconnect import fat_tree_s
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.registry import Card
 from hvd_ext.planning.stages import staged_plan, stages_of
@@ -24,14 +23,7 @@ P = 4 on 2 hosts, chunks a b:
 
 
 def supports(tree: Tree) -> str | None:
-    """Checks whether the schedule can run on a cluster.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        None if the cluster is even in all dimensions, else the reason in words.
-    """
+    """Says why the schedule cannot run on a cluster, in words; None if the cluster is even in all dimensions."""
     stages = stages_of(tree)
     if any(not stage.follows for stage in stages):
         return "a torus is even: every host has as many ranks as the others"
@@ -40,30 +32,8 @@ def supports(tree: Tree) -> str | None:
     return None
 
 
-def cost(tree: Tree, nbytes: int) -> float:
-    """The closed form on a tree of switches: BlueConnect Eq. 9 with rings only.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the buffer.
-
-    Returns:
-        Seconds. If each dimension has links of its own, Eq. 10 holds instead (cost.blueconnect.torus_s).
-    """
-    stages = stages_of(tree)
-    degrees, links = [stage.degree for stage in stages], [stage.link for stage in stages]
-    return fat_tree_s(nbytes, degrees, links, tree.gamma_s_per_byte, ring_only=True)
-
-
 def build(tree: Tree) -> LogicalPlan:
-    """The plan.
-
-    Args:
-        tree: an even cluster.
-
-    Returns:
-        A plan of P units; its note has the dimensions.
-    """
+    """A plan of P units, whose note has the dimensions."""
     stages = stages_of(tree)
     note = " x ".join(str(stage.degree) for stage in reversed(stages)) + " torus"
     return staged_plan("torus2d", tree, stages, ["ring"] * len(stages), note)

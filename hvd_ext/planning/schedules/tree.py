@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hvd_ext.planning.cost import MESSAGE_NBYTES, chain_s, pipelined_s, slowest
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
 from hvd_ext.planning.registry import Card
 from hvd_ext.topology.tree import Tree
 
 card = Card(
     name="tree",
-    idea="Two binary trees carry half of the buffer each, up and down; who works in one is a leaf of the other.",
+    idea="Two binary trees carry half of the buffer each, up and down; a rank that adds in one is a leaf of the other.",
     drawing="""\
 P = 4 in order, one rank a host:   1st half:  0 -> 1 <- 2     2nd half:  1 -> 2 <- 3
                                                   1 <- 3                     2 <- 0
@@ -48,48 +47,15 @@ def _binary(first: int, count: int) -> _Branch:
     return _Branch(first + left, 1 + max((child.height for child in children), default=-1), children)
 
 
-def _hosts(tree: Tree) -> tuple[tuple[int, ...], ...]:
+def hosts_of(tree: Tree) -> tuple[tuple[int, ...], ...]:
     """The groups of ranks at the places of the two trees: hosts, or single ranks if there is only one host."""
     hosts = tree.hosts()
     return hosts if len(hosts) > 1 else tuple((rank,) for rank in tree.ranks)
 
 
-def cost(tree: Tree, nbytes: int) -> float:
-    """Chains in the hosts, and two trees over the hosts, in segments of two messages; each port carries 2 n bytes.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the buffer.
-
-    Returns:
-        Seconds.
-    """
-    hosts, link, gamma = _hosts(tree), slowest(tree), tree.gamma_s_per_byte
-    longest = max(len(host) for host in hosts)
-    chain = 0.0
-    if longest > 1:
-        nodes = [node for level in tree.levels() for node in level]
-        links = [node.slowest for node in nodes if not any(child.children for child in node.children)]
-        inside = max(links, key=lambda link: link.beta_s_per_byte)
-        segment = min(nbytes, 2 * MESSAGE_NBYTES)
-        chain = chain_s(segment, longest, inside, gamma) + chain_s(segment, longest, inside)
-    rounds = 2 * (len(hosts).bit_length() - 1)
-    rate = max(2 * link.beta_s_per_byte, gamma) if tree.size > 1 else 0.0
-    if chain:  # a master's port also carries the messages of its host's chain
-        rate = max(rate, 2.5 * inside.beta_s_per_byte, 1.5 * gamma)
-    return chain + pipelined_s(nbytes, rounds, link, rate, 2 * MESSAGE_NBYTES)
-
-
 def build(tree: Tree) -> LogicalPlan:
-    """The plan, through which the executor pipelines segments.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan of two units, one for each tree.
-    """
-    hosts = _hosts(tree)
+    """A plan of two units, one for each tree; the executor pipelines segments through it."""
+    hosts = hosts_of(tree)
     halves = ((Span(0, 1),), (Span(1, 1),))
     # The second tree is the first, shifted by one place, so that the inner nodes of the first are its leaves.
     masters = ([host[0] for host in hosts], [host[-1] for host in hosts[1:] + hosts[:1]])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from hvd_ext.planning.cost import chain_s, slowest
-from hvd_ext.planning.cost.blueconnect import one_level_s
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
 from hvd_ext.planning.registry import Card
 from hvd_ext.topology.tree import Tree
@@ -22,38 +20,14 @@ P = 4 on 2 hosts, masters 0 and 2:
 )
 
 
-def cost(tree: Tree, nbytes: int) -> float:
-    """The closed form of BlueConnect Eq. 7, but with reduce and broadcast as pipelined chains, as the engine runs them.
-
-    Args:
-        tree: the cluster.
-        nbytes: the size of the buffer.
-
-    Returns:
-        Seconds.
-    """
-    hosts = [node for level in tree.levels() for node in level if not any(child.children for child in node.children)]
-    gamma = tree.gamma_s_per_byte
-    up = max((chain_s(nbytes, len(host.children), host.slowest, gamma) for host in hosts), default=0.0)
-    down = max((chain_s(nbytes, len(host.children), host.slowest) for host in hosts), default=0.0)
-    return up + one_level_s(nbytes, len(tree.hosts()), slowest(tree), gamma) + down
-
-
 def build(tree: Tree) -> LogicalPlan:
-    """The plan; the master of a host is its first rank in tree order.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        A plan with one unit per host.
-    """
+    """A plan with one unit per host; the master of a host is its first rank in tree order."""
     hosts = tree.hosts()
     units = len(hosts)
     masters = tuple(host[0] for host in hosts)
-    whole = (Span(0, units),)
+    buffer = (Span(0, units),)
     inside = Level(
-        tuple(Call("reduce", host, whole, host[0]) for host in hosts if len(host) > 1), "reduce to a master per host"
+        tuple(Call("reduce", host, buffer, host[0]) for host in hosts if len(host) > 1), "reduce to a master per host"
     )
     between = Level(
         (Call("reduce_scatter", masters, tuple(Span(i, 1) for i in range(units))),), "reduce-scatter over the masters"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.studies.__main__ import app
 from hvd_ext.bench import breakdown, plots, results
-from hvd_ext.bench.cli import app
 from hvd_ext.commands import figures
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning import registry
@@ -22,7 +22,7 @@ pytest.importorskip("matplotlib", reason="needs matplotlib: python -m pip instal
 PNG = b"\x89PNG\r\n"
 # By command: a kept result, and whether it has more contestants than a panel may show.
 COMMANDS = {
-    "plot": ("allreduce_nine", True),
+    "plot-allreduce": ("allreduce_nine", True),
     "plot-training": ("training_horovod", False),
     "plot-breakdown": ("breakdown", False),
 }
@@ -75,7 +75,7 @@ def test_a_plot_of_nothing_is_refused(draw: Callable[..., None], rows: list[Any]
 
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({}))
-    arguments = ["plot", str(tmp_path / "a.json"), "--output", str(tmp_path / "x.png")]
+    arguments = ["plot-allreduce", str(tmp_path / "a.json"), "--output", str(tmp_path / "x.png")]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 1
     assert "must be a result" in done.output
@@ -146,7 +146,7 @@ def test_several_files_become_one_plot(tmp_path: Path, seen: list[Any]) -> None:
     for name, hosts in (("a", (2, 2)), ("b", (4, 4))):
         results.save(tmp_path / f"{name}.json", results.result_of({}, allreduces(1_000_000, hosts=hosts)))
     files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
-    done = CliRunner().invoke(app, ["plot", *files, "--output", str(tmp_path / "x.png")])
+    done = CliRunner().invoke(app, ["plot-allreduce", *files, "--output", str(tmp_path / "x.png")])
     assert done.exit_code == 0, done.output
     assert ticks_of(seen[0].axes[0]) == ["2 + 2", "4 + 4"]
 

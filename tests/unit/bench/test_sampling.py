@@ -38,7 +38,7 @@ class OneRank(Ranks):
     def gather(self, value: Any) -> list[Any]:
         return [value]
 
-    def told(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         return value
 
     def abort(self) -> None:

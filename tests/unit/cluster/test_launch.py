@@ -119,10 +119,10 @@ def test_another_mpis_mpirun_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     program = tmp_path / "mpirun"
     program.write_text("#!/bin/sh\necho 'HYDRA build details:'\n")
     program.chmod(0o755)
-    monkeypatch.setattr(launch, "find", lambda name: str(program))
+    monkeypatch.setattr(launch.launcher, "find", lambda name: str(program))
     with pytest.raises(JobError, match=r"needs the mpirun of Open MPI 4, this is HYDRA build details:"):
         launch.find_mpirun()
-    monkeypatch.setattr(launch, "find", lambda name: None)
+    monkeypatch.setattr(launch.launcher, "find", lambda name: None)
     with pytest.raises(JobError, match="neither beside this Python nor on PATH"):
         launch.find_mpirun()
 

@@ -15,12 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_ext.planning import ir
-from hvd_ext.planning.ir import BEGIN, COUNT, OPCODE, PEER, ROUND, Rows, unit_begin
+from hvd_ext.planning.ir import BEGIN, COUNT, OPCODE, PEER, ROUND, Rows
 
 Floats = NDArray[np.float64]
 # (rank, row): a send puts a copy of its units into a queue, a receive takes the oldest message of its peer.
 Events = list[tuple[int, list[int]]]
 RECEIVES = (ir.RECV, ir.RECV_REDUCE, ir.RECV_SPARSE)
+
+
+def unit_begin(unit: int, units: int, elements: int) -> int:
+    """The first element of a unit: floor(unit * elements / units), as the engine computes it (tf_ops/plan/plan.h).
+
+    Unit u holds the elements [unit_begin(u), unit_begin(u + 1)).
+
+    Args:
+        unit: the unit, in [0, units]; the result for `units` is `elements`.
+    """
+    return unit * elements // units
 
 
 def events_of(rows: Sequence[Rows], seed: int = 0) -> Events:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_ext.planning import registry
-from hvd_ext.planning.cost.blueconnect import fat_tree_s
-from hvd_ext.planning.cost.flexreduce import even_s
+from benchmarks.closed_forms.blueconnect import fat_tree_s
+from benchmarks.closed_forms.flexreduce import even_s
+from benchmarks.closed_forms.schedules import cost
 from hvd_ext.planning.lower import rounds_of
 from hvd_ext.planning.model import LogicalPlan
-from hvd_ext.planning.schedules import blueconnect, flexreduce, torus2d
+from hvd_ext.planning.schedules import blueconnect, torus2d
 from hvd_ext.planning.stages import stages_of
 from hvd_ext.planning.verify import verify
 from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Node, Tree, from_hosts, leaf
@@ -57,7 +57,7 @@ def test_it_falls_back_to_one_ring_where_hosts_differ_and_says_so() -> None:
     assert plan.note == "no factorisation follows the topology (its lowest level is uneven): falls back to one ring"
     assert groups(plan, 0) == {tree.ranks}
     assert plan.levels[0].calls[0].method == "ring"
-    assert blueconnect.cost(tree, 10**6) == registry.get("ring").cost(tree, 10**6)
+    assert cost("blueconnect", tree, 10**6) == cost("ring", tree, 10**6)
 
 
 def test_even_hosts_in_uneven_racks_are_one_stage_above_the_hosts() -> None:
@@ -98,12 +98,12 @@ def test_flexreduce_on_symmetric_trees_costs_what_blueconnect_costs(degrees: tup
     upwards = tuple(reversed(degrees))
     links = [inside] + [ETHERNET] * (len(degrees) - 1)
     rings = fat_tree_s(nbytes, upwards, links, ring_only=True)
-    assert flexreduce.cost(tree, nbytes) == pytest.approx(rings)
+    assert cost("flexreduce", tree, nbytes) == pytest.approx(rings)
     assert even_s(nbytes, upwards, links) == pytest.approx(rings)
     if not {4, 8} & set(degrees):
-        assert blueconnect.cost(tree, nbytes) == pytest.approx(rings)
+        assert cost("blueconnect", tree, nbytes) == pytest.approx(rings)
     else:
-        assert blueconnect.cost(tree, nbytes) < rings
+        assert cost("blueconnect", tree, nbytes) < rings
 
 
 def test_a_torus_has_rings_in_all_dimensions() -> None:

@@ -6,16 +6,26 @@ import dataclasses
 import importlib
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pytest
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import buckets
-from hvd_ext.planning.buckets import Bucket, Request, by_groups, by_size
+from hvd_ext.planning.buckets import DEFAULT_BUCKET_NBYTES, Bucket, BucketPlan, Request
 from hvd_ext.planning.cost.lane import line
 from hvd_ext.planning.tensors import DTYPES, Tensor
+
+
+def by_size(some: Sequence[Tensor], bucket_nbytes: int = DEFAULT_BUCKET_NBYTES) -> BucketPlan:
+    return buckets.plan(Request(some, bucket_nbytes), "by_size")
+
+
+def by_groups(
+    some: Sequence[Tensor], groups: Any, bucket_nbytes: int = DEFAULT_BUCKET_NBYTES, sparse: Collection[int] = ()
+) -> BucketPlan:
+    return buckets.plan(Request(some, bucket_nbytes, groups, sparse), "by_groups")
 
 
 def tensors(*sizes: int, dtype: str = "float32") -> list[Tensor]:
@@ -167,4 +177,4 @@ def test_a_card_with_another_name_than_its_module_is_refused(monkeypatch: pytest
     with pytest.raises(
         PlanError, match="bucketer 'by_size': its card must have the name of its module, got 'by_weight'"
     ):
-        buckets._found.__wrapped__()
+        buckets._bucketers.__wrapped__()

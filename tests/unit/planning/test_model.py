@@ -16,6 +16,7 @@ from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_leve
 from hvd_ext.planning.planner import allreduce_plan
 from hvd_ext.topology.tree import from_hosts
 from tests.unit.planning.clusters import one_host, sparse_plans, uneven_hosts
+from tests.unit.planning.interpreter import unit_begin
 
 ONE = (Span(0, 1),)
 
@@ -91,9 +92,9 @@ def test_a_missing_ir_def_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_units_are_cut_like_the_engine_cuts_them() -> None:
-    assert [ir.unit_begin(unit, 4, 10) for unit in range(5)] == [0, 2, 5, 7, 10]
-    assert [ir.unit_begin(unit, 4, 2) for unit in range(5)] == [0, 0, 1, 1, 2]
-    assert ir.unit_begin(2**20 - 1, 2**20, 2**62) == (2**20 - 1) * 2**42
+    assert [unit_begin(unit, 4, 10) for unit in range(5)] == [0, 2, 5, 7, 10]
+    assert [unit_begin(unit, 4, 2) for unit in range(5)] == [0, 0, 1, 1, 2]
+    assert unit_begin(2**20 - 1, 2**20, 2**62) == (2**20 - 1) * 2**42
 
 
 def test_digests_differ_where_plans_differ() -> None:

@@ -12,8 +12,8 @@ from hvd_ext.planning.buckets import Request
 from hvd_ext.planning.buckets.mgwfbp import fitted, merged_gradient_layers
 from hvd_ext.planning.buckets.optimal import Line, best, joined, latest_s
 from hvd_ext.planning.cost.lane import Parts, Table, line, table
-from hvd_ext.planning.cost.mgwfbp import Line as StraightLine
 from hvd_ext.planning.tensors import Tensor
+from hvd_ext.topology.tree import Link
 
 INSTANCES = 500
 
@@ -92,21 +92,21 @@ def test_theorem_1_of_mgwfbp_is_not_optimal(name: str, made: list[tuple[int, ...
 
 
 def test_algorithm_1_merges_where_the_next_gradient_is_ready_within_a_start_up() -> None:
-    slope = StraightLine(2.0, 1.0)
+    slope = Link(2.0, 1.0)
     assert merged_gradient_layers([], [], slope) == []
     assert merged_gradient_layers([0.0, 1.0, 2.0], [1, 1, 1], slope) == [True, True, False]
     assert merged_gradient_layers([0.0, 2.0, 4.0], [1, 1, 1], slope) == [False, True, False]
-    assert merged_gradient_layers([0.0, 1.0], [1, 1], StraightLine(1.0, 1.0)) == [False, False]
+    assert merged_gradient_layers([0.0, 1.0], [1, 1], Link(1.0, 1.0)) == [False, False]
 
 
 def test_the_line_is_fitted_to_hold_and_tail() -> None:
     found = fitted(line(2.0, 3.0), 1000)
-    assert (found.a_s, found.b_s_per_byte) == (pytest.approx(2.0), pytest.approx(3.0))
+    assert (found.alpha_s, found.beta_s_per_byte) == (pytest.approx(2.0), pytest.approx(3.0))
     both = fitted(table([(0.0, Parts(1.0, 1.0)), (100.0, Parts(201.0, 101.0))]), 100)
-    assert (both.a_s, both.b_s_per_byte) == (pytest.approx(2.0), pytest.approx(3.0))
+    assert (both.alpha_s, both.beta_s_per_byte) == (pytest.approx(2.0), pytest.approx(3.0))
     flat = fitted(table([(0.0, Parts(1.0, 0.0)), (10.0, Parts(100.0, 0.0)), (100.0, Parts(100.0, 0.0))]), 100)
-    assert flat.a_s >= 0
-    assert flat.b_s_per_byte >= 0
+    assert flat.alpha_s >= 0
+    assert flat.beta_s_per_byte >= 0
 
 
 def test_it_says_what_it_lacks() -> None:

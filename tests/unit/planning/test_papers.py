@@ -7,7 +7,7 @@ from math import ceil
 
 import pytest
 
-from hvd_ext.planning.cost import blueconnect, commlib, flexreduce, mgwfbp
+from benchmarks.closed_forms import blueconnect, commlib, flexreduce, mgwfbp
 from hvd_ext.planning.schedules import flexreduce as schedule
 from hvd_ext.topology.tree import Link, Node
 from tests.unit.planning.clusters import even_tree, random_tree

@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
+from benchmarks.closed_forms.blueconnect import ring_s
 from hvd_ext.planning import registry
-from hvd_ext.planning.cost import MESSAGE_NBYTES, allreduce_bound_s, profile, ring_bound_s, ring_s, simulate
+from hvd_ext.planning.cost import MESSAGE_NBYTES, allreduce_bound_s, profile, ring_bound_s, simulate
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
 from hvd_ext.planning.planner import all_gather_plan, all_to_all_plan, broadcast_plan, reduce_scatter_plan

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hvd_ext.planning import ir, registry
-from hvd_ext.planning.cost.commlib import inter_host_nbytes
+from hvd_ext.planning.explain_sparse import inter_host_nbytes
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.schedules import hitopk
@@ -16,7 +16,7 @@ from hvd_ext.planning.sparse_stages import parties
 from hvd_ext.planning.verify import verify
 from hvd_ext.topology.tree import Tree, from_hosts
 from tests.unit.planning.clusters import even_tree, one_host, random_tree
-from tests.unit.planning.interpreter import Floats, Ranks, k_of, largest
+from tests.unit.planning.interpreter import Floats, Ranks, k_of, largest, unit_begin
 
 NAMES = registry.sparse_names()
 DENSITY = 0.11
@@ -44,7 +44,7 @@ def shard(plan: LogicalPlan, rank: int, elements: int) -> slice:
     rows = rows_of(plan, rank)
     (row,) = rows[rows[:, ir.OPCODE] == ir.SELECT].tolist()
     ends = row[ir.BEGIN], row[ir.BEGIN] + row[ir.COUNT]
-    return slice(*(ir.unit_begin(unit, plan.units, elements) for unit in ends))
+    return slice(*(unit_begin(unit, plan.units, elements) for unit in ends))
 
 
 def selections(plan: LogicalPlan, tree: Tree, data: Floats, height: int) -> Floats:

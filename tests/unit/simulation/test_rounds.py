@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.studies.stragglers import replay
 from hvd_ext.errors import InvalidError
-from hvd_ext.simulation import replay
-from hvd_ext.simulation.rounds import Played, Rules, drawn_for, play
+from hvd_ext.simulation.rounds import Played, Rules, active, drawn_for, play
 
 CASES = 60
 
@@ -51,12 +51,12 @@ def assert_each_gradient_is_in_one_round_or_held(found: Played) -> None:
     included = [one for row in replay.included(found.arrived) for one in row]
     taken = [(rank, step) for rank, step in included if step <= found.steps[rank]]
     everything = [(rank, step) for rank, steps in enumerate(found.steps) for step in range(1, int(steps) + 1)]
-    assert sorted([*taken, *found.held]) == everything
+    assert sorted([*taken, *replay.held(found.arrived, found.steps)]) == everything
     assert len(included) == len(set(included))
 
 
 def assert_rounds_have_what_they_wait_for(found: Played, rules: Rules, flushed: list[int]) -> None:
-    assert (replay.active(found.arrived) >= 1).all()
+    assert (active(found.arrived) >= 1).all()
     for number in range(1, found.rounds + 1):
         giving = [rank for rank, steps in enumerate(found.steps) if steps >= number]
         on_time = [rank for rank in giving if found.arrived[number - 1, rank] >= number]
@@ -107,8 +107,8 @@ def test_rounds_that_all_begin_together_have_the_closed_forms_of_skewed_ranks(ra
 def test_majority_has_half_of_the_ranks_on_time_and_solo_one() -> None:
     ranks, rounds = 8, 100
     order = np.random.default_rng(0).permuted(np.tile(np.arange(1.0, ranks + 1), (rounds, 1)), axis=1).T
-    for rules, active in ((Rules("solo"), 1), (Rules("quorum", 6), 6)):
-        assert {play(order[:, [column]], rules).active for column in range(rounds)} == {active}
+    for rules, on_time in ((Rules("solo"), 1), (Rules("quorum", 6), 6)):
+        assert {play(order[:, [column]], rules).active for column in range(rounds)} == {on_time}
     draws = [play(order[:, [0]], Rules("majority", seed=seed)).active for seed in range(600)]
     assert np.mean(draws) == pytest.approx((ranks + 1) / 2, rel=0.06)
 

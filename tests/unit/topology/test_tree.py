@@ -43,15 +43,8 @@ def test_a_leaf_beside_branches_is_a_host_of_its_own() -> None:
     host = Node("host", SHARED_MEMORY, (leaf(1), leaf(2)))
     tree = Tree(Node("cluster", ETHERNET, (leaf(0), host)))
     assert tree.hosts() == ((0,), (1, 2))
-    assert not tree.is_uniform()
     assert Tree(leaf(0)).hosts() == ((0,),)
     assert Tree(leaf(0)).levels() == ()
-
-
-def test_uniform_means_equal_degrees_on_each_level() -> None:
-    assert even_tree(3, 2, 2).is_uniform()
-    assert from_hosts(list("aabb")).is_uniform()
-    assert not from_hosts(list("aabbb")).is_uniform()
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hvd_ext.simulation import replay
-from hvd_ext.simulation.rounds import Rules, play
+from benchmarks.studies.stragglers import replay
+from hvd_ext.simulation.rounds import Rules, active, play, staleness
 
 
 def gradient(rank: int, step: int) -> np.ndarray:
@@ -55,9 +55,9 @@ def test_gradients_are_contributions_and_what_is_held(case: int) -> None:
     total = sum(gradient(rank, step) for rank in range(ranks) for step in range(1, rounds + 1))
     assert contributed is not None
     np.testing.assert_array_equal(contributed + (0 if held is None else held), total)
-    counts = replay.staleness(table)
+    counts = staleness(table)
     assert counts.sum() == rounds * ranks - len(still_held)
-    assert replay.active(table).sum() == counts[0]
+    assert active(table).sum() == counts[0]
 
 
 def test_late_gradients_are_lost_where_results_are_overwritten() -> None:
@@ -67,7 +67,7 @@ def test_late_gradients_are_lost_where_results_are_overwritten() -> None:
     assert list(replay.included(table, lost=True)) == lost
     # rank 1 gave step 1 after round 2: its steps 1 and 2 find the result of round 2
     assert replay.newest(table).tolist() == [[1, 2], [2, 2], [3, 3], [4, 4]]
-    assert replay.staleness(table).tolist() == [6, 1, 1]
+    assert staleness(table).tolist() == [6, 1, 1]
 
 
 def test_a_round_without_a_gradient_has_no_result() -> None:
@@ -76,4 +76,4 @@ def test_a_round_without_a_gradient_has_no_result() -> None:
     nothing = list(replay.results(table, lambda rank, step: None))
     assert nothing == [None, None, None]
     assert replay.held(table, [3, 4]) == [(1, 4)]
-    assert replay.staleness(table, [1, 3]).tolist() == [2, 1, 1]
+    assert staleness(table, [1, 3]).tolist() == [2, 1, 1]

@@ -1,4 +1,5 @@
-"""What partial rounds summed, from the list of who was included, as the engine records it or `rounds.play` plays it.
+"""What partial rounds summed, from the list of who was included, as the engine records it or
+`hvd_ext.simulation.rounds.play` plays it.
 
 The list is `arrived` [rounds, ranks], the rounds in their order from round 1: for each rank the newest step whose
 gradient is in the round or was in one before it. So a round has a rank's gradients from the step behind that of the row
@@ -31,7 +32,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Numbers = npt.NDArray[np.int64]
+from hvd_ext.simulation.rounds import Numbers
+
 Array = npt.NDArray[Any]
 
 
@@ -41,7 +43,6 @@ def included(arrived: Numbers, *, lost: bool = False) -> Iterator[list[tuple[int
     Steps that a rank took without a gradient are among them.
 
     Args:
-        arrived: [rounds, ranks].
         lost: a gradient that comes after its round is in no other one.
     """
     before = np.zeros(arrived.shape[1], np.int64)
@@ -60,10 +61,8 @@ def results(
     of their numbers, where the engine has the order of its plan. So the bits are the engine's where sums are exact.
 
     Args:
-        arrived: [rounds, ranks].
         gradient: gives the gradient of a rank's step; None if the rank took the step without one.
         divisor: 1 for sums, the number of ranks for means.
-        lost: as for `included`.
 
     Returns:
         Arrays of the gradients' shape and dtype; None for a round without a gradient.
@@ -87,7 +86,6 @@ def held(arrived: Numbers, steps: Sequence[int] | Numbers) -> list[tuple[int, in
     """List the gradients that were in no round yet after the last one, as (rank, step), a rank's older ones first.
 
     Args:
-        arrived: [rounds, ranks].
         steps: how many steps each rank has taken [ranks].
     """
     last = arrived.max(0, initial=0)
@@ -100,40 +98,9 @@ def newest(arrived: Numbers) -> Numbers:
     It is that of the step's own round for a rank that is on time. For a rank that is late it is the newest round in
     which it had taken part when its gradient came.
 
-    Args:
-        arrived: [rounds, ranks].
-
     Returns:
         Numbers of rounds [steps, ranks]; the row s - 1 is that of step s.
     """
     steps = np.arange(1, len(arrived) + 1)
     found = [np.maximum(steps, np.searchsorted(column, steps)) for column in arrived.T]
     return np.stack(found, 1).astype(np.int64)
-
-
-def active(arrived: Numbers) -> Numbers:
-    """Count the ranks that gave the gradient of the very step to each round [rounds].
-
-    Args:
-        arrived: [rounds, ranks].
-    """
-    return np.count_nonzero(arrived >= np.arange(1, len(arrived) + 1)[:, None], 1).astype(np.int64)
-
-
-def staleness(arrived: Numbers, steps: Sequence[int] | Numbers | None = None) -> Numbers:
-    """Count the gradients that were in a round 0, 1, ... rounds after their own.
-
-    Args:
-        arrived: [rounds, ranks].
-        steps: how many steps each rank took with a gradient [ranks]; if a rank took any without one. Gradients that are
-            still held do not count.
-
-    Returns:
-        Counts [largest staleness + 1].
-    """
-    found: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
-    for rank, column in enumerate(arrived.T):
-        most = int(column.max(initial=0)) if steps is None else min(int(column.max(initial=0)), int(steps[rank]))
-        numbers = np.arange(1, most + 1)
-        found.append(np.searchsorted(column, numbers) + 1 - numbers)
-    return np.bincount(np.concatenate(found), minlength=1)

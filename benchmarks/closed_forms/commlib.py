@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from math import log2
 
+from hvd_ext.planning.cost.bounds import slowest
 from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES, ENTRY_NBYTES, SELECT_S_PER_ELEMENT
-from hvd_ext.planning.cost.terms import slowest
 from hvd_ext.topology.tree import NO_LINK, Link, Tree
 
 
@@ -148,24 +148,6 @@ def naive_s(tree: Tree, elements: float, density: float, entry_nbytes: float = E
     most = max(len(ranks) for ranks in hosts) if len(hosts) > 1 else 1
     shared = Link(link.alpha_s, link.beta_s_per_byte * most)
     return elements * SELECT_S_PER_ELEMENT + flat_all_gather_s(elements, tree.size, density, shared, entry_nbytes)
-
-
-def inter_host_nbytes(hosts: int, elements: int, density: float, entry_nbytes: float = ENTRY_NBYTES) -> float:
-    """The bytes that each host sends to the others in a step of hitopk, whatever the number of its ranks.
-
-    The shards of a host together are the whole buffer, so that its ranks select K = round(rho d) elements in all. Each
-    of these is sent to one rank of every other host, the one that holds its place.
-
-    Args:
-        hosts: m.
-        elements: d.
-        density: rho.
-        entry_nbytes: the bytes of a value and its index, as sent.
-
-    Returns:
-        (m - 1) K entry_nbytes.
-    """
-    return (hosts - 1) * int(density * elements + 0.5) * entry_nbytes
 
 
 def _inside(tree: Tree, ranks: tuple[int, ...]) -> Link:

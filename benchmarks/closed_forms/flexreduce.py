@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from math import ceil, prod
 
-from hvd_ext.planning.cost.blueconnect import ring_s
+from benchmarks.closed_forms.blueconnect import ring_s
 from hvd_ext.topology.tree import Link, Node, Tree
 
 
