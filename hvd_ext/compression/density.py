@@ -25,10 +25,6 @@ AUTO_CHANGE = 0.5
 def count(density: float, elements: int) -> int:
     """Return K(e), the number of elements that a density selects from the first e.
 
-    Args:
-        density: from 0 to 1.
-        elements: e, at least 0.
-
     Returns:
         floor(density * e + 0.5), computed in double precision.
     """
@@ -37,11 +33,6 @@ def count(density: float, elements: int) -> int:
 
 def share(density: float, begin: int, end: int) -> int:
     """Return the number of elements that a density selects from [begin, end) of a buffer.
-
-    Args:
-        density: from 0 to 1.
-        begin: the first element.
-        end: one past the last element.
 
     Returns:
         K(end) - K(begin), so that the numbers of the parts of a buffer add up to the number of the whole buffer.
@@ -63,9 +54,6 @@ class Schedule:
 
     def at(self, step: int) -> float:
         """Return the density of a step.
-
-        Args:
-            step: the number of update steps before it.
 
         Raises:
             InvalidError: the step is negative.
@@ -104,7 +92,6 @@ class Auto:
     higher density, else the lower (Accordion, algorithm 1).
 
     Args:
-        window_steps: the number of steps in a window.
         densities: the higher density, then the lower.
         change: the relative change of the norm from which the higher density is used.
     """
@@ -118,7 +105,6 @@ class Auto:
 
         Args:
             old: the norm in the window before; negative if there is no such window.
-            new: the norm in the window that has ended.
         """
         critical = old < 0 or abs(old - new) >= self.change * old
         return self.densities[0] if critical else self.densities[1]

@@ -97,9 +97,6 @@ def names(*, native: bool = False) -> tuple[str, ...]:
 def find(name: str) -> Selector:
     """Find a selector by its name.
 
-    Args:
-        name: one of `names()`.
-
     Raises:
         InvalidError: there is no selector of this name.
     """

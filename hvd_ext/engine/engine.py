@@ -58,10 +58,6 @@ class Engine(PartialChannels):
 
         Args:
             rows: int64 [n, 5] with the columns of tf_ops/plan/ir.def; n may be 0.
-            units: the number of equal units into which a buffer is divided.
-
-        Returns:
-            The plan's handle.
 
         Raises:
             InvalidError: the rows break a rule of tf_ops/plan/ir.def.
@@ -75,9 +71,6 @@ class Engine(PartialChannels):
     def remove_plan(self, plan: int) -> None:
         """Forget a plan.
 
-        Args:
-            plan: from `add_plan`.
-
         Raises:
             InvalidError: a channel uses the plan, or it does not exist.
         """
@@ -88,7 +81,6 @@ class Engine(PartialChannels):
 
         Args:
             name: the exchange's name, the same on all ranks; exchanges with the same name are matched in their order.
-            payload: this rank's bytes, of any length.
 
         Returns:
             The payloads, by rank.
@@ -108,12 +100,7 @@ class Engine(PartialChannels):
             native.load().hvd_ext_exchange_free(result)
 
     def refuse(self, name: str, why: str) -> None:
-        """Announce that this rank refuses a call, so that the ranks that make it get a mismatch instead of waiting.
-
-        Args:
-            name: the call's name.
-            why: this rank's error message.
-        """
+        """Announce that this rank refuses a call, so that the ranks that make it get a mismatch instead of waiting."""
         _call("hvd_ext_refuse", self.generation, name.encode(), why.encode())
 
     @property
@@ -122,11 +109,7 @@ class Engine(PartialChannels):
         return str(native.load().hvd_ext_between(self.generation).decode())
 
     def statistics(self) -> Statistics:
-        """Return the engine's counters.
-
-        Returns:
-            This rank's counters since the engine started.
-        """
+        """Return the engine's counters."""
         values = (ctypes.c_int64 * 5)()
         _call("hvd_ext_statistics", self.generation, values)
         return Statistics(*values)
@@ -137,9 +120,6 @@ def start_mpi(options: Options) -> Engine:
 
     Args:
         options: only the stall times, the window and the options of transports are used.
-
-    Returns:
-        The running engine.
 
     Raises:
         InvalidError: an engine runs already, or MPI was started without thread support or has been finalised.
@@ -155,12 +135,6 @@ def start_mpi(options: Options) -> Engine:
 def start_local(options: Options) -> Engine:
     """Start the engine for one rank, without MPI.
 
-    Args:
-        options: only the stall times and the window are used.
-
-    Returns:
-        The running engine.
-
     Raises:
         InvalidError: an engine runs already.
         NativeLibraryError: the native library cannot be used.
@@ -174,10 +148,7 @@ def start_set(job: Engine, ranks: Sequence[int], number: int, options: Options) 
     """Start an engine for some ranks of the job; they all call this function, and start their sets in the same order.
 
     Args:
-        job: the job's running engine.
         ranks: the ranks in the job, ascending, each once; this rank is one of them.
-        number: the number of the process set, the same on its ranks.
-        options: only the stall times, the window and the options of transports are used.
 
     Returns:
         The running engine, in which this rank's number is its place in `ranks`.
@@ -197,7 +168,6 @@ def finish_mpi(failed: bool, code: int = 1) -> None:
 
     Args:
         failed: this rank goes down while the others go on, so `MPI_Abort` is called instead of `MPI_Finalize`.
-        code: the exit code of a job that is ended this way.
     """
     native.load().hvd_ext_finish_mpi(int(failed), code)
 

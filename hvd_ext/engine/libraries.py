@@ -47,9 +47,6 @@ def once(load: Loader) -> Loader:
 def native_sources(package: Path = PACKAGE) -> Path | None:
     """Find the folder with the native CMakeLists.txt.
 
-    Args:
-        package: the folder of the Python package.
-
     Returns:
         `tf_ops` of the source tree, or the copy in an installed package; None if there is neither.
     """

@@ -134,7 +134,6 @@ def call(name: str, *arguments: object) -> None:
 
     Args:
         name: a key of `SIGNATURES` whose result is a status.
-        *arguments: as its signature says.
 
     Raises:
         HvdExtError: the call failed; the status decides the class, and the message is the engine's.
@@ -157,13 +156,6 @@ def int32s(values: Sequence[int]) -> ctypes.Array[ctypes.c_int32]:
 
 def open_library(path: Path, what: str) -> ctypes.CDLL:
     """Load a shared library; if that fails, the error says why and what to do.
-
-    Args:
-        path: the library.
-        what: the library's description, for the message.
-
-    Returns:
-        The loaded library.
 
     Raises:
         NativeLibraryError: the library is missing or does not load.

@@ -29,7 +29,6 @@ class Window:
     """The versions of another package with which this package works.
 
     Attributes:
-        package: the package's name in messages.
         oldest: the oldest version that the tests pass on.
         newest: the newest release line that the tests pass on, without the last number.
         broken_below: versions below this one are known to break something.
@@ -44,9 +43,6 @@ class Window:
 
     def judge(self, version: str) -> tuple[str, str]:
         """Judge whether a version works.
-
-        Args:
-            version: the package's own version text, such as "2.21.0".
 
         Returns:
             "ok" with an empty text, or "warning" or "error" with a text that says what is wrong. A version without
@@ -80,10 +76,6 @@ def check(name: str, version: str) -> None:
     """Check a version against its window, when the package is first used.
 
     A version outside of the window that is not known to break anything is logged as a warning, once per process.
-
-    Args:
-        name: a key of `WINDOWS`.
-        version: the package's own version text.
 
     Raises:
         InvalidError: the version is known to break something.

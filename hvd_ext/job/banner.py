@@ -24,7 +24,6 @@ def job_line(hosts: Sequence[str], between: str = "") -> str:
     """Describe which version runs on which hosts.
 
     Args:
-        hosts: the host name of each rank.
         between: what carries data between the hosts, such as "TCP".
 
     Returns:
@@ -40,11 +39,6 @@ def job_line(hosts: Sequence[str], between: str = "") -> str:
 
 def optimizer_line(name: str, layout: Layout, options: GradientOptions) -> str:
     """Describe how the gradients of an optimizer travel, and why.
-
-    Args:
-        name: the optimizer's channel.
-        layout: the layout of the optimizer's steps.
-        options: how the gradients are reduced.
 
     Returns:
         A line with the number of buckets, the algorithms, why the largest bucket has its algorithm, TopK, and what
@@ -72,10 +66,6 @@ def say(job: Runtime, line: str) -> None:
     """Print a line once, on rank 0 of several ranks, unless `Options.quiet` is set.
 
     The line goes to the logger if that is enabled for INFO, and to stderr otherwise.
-
-    Args:
-        job: the runtime of the ranks that take part.
-        line: the text.
     """
     if job.engine.rank == 0 and job.engine.size > 1 and not job.options.quiet and line not in _said:
         _said.add(line)

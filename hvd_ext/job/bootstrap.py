@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 def joined(running: engine.Engine, settings: options.Options, comm: Any) -> runtime.Runtime:
     """Compare the options of all ranks, and find the hosts.
 
-    Args:
-        running: the job's engine.
-        settings: this rank's options.
-        comm: the argument of `init` that says which ranks take part.
-
-    Returns:
-        The job.
-
     Raises:
         InvalidError, TopologyError, MismatchError, CommunicationError: see `hvd_ext.job.process.init`.
     """

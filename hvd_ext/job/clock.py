@@ -53,7 +53,6 @@ def estimate(mine: Stamps, root: Stamps) -> Clock:
     """Bound the offset between two clocks.
 
     Args:
-        mine: the stamps of this rank.
         root: the stamps of rank 0, for the same exchanges.
 
     Returns:
@@ -68,14 +67,7 @@ def estimate(mine: Stamps, root: Stamps) -> Clock:
 
 
 def measure(engine: Engine) -> Clock:
-    """Compare this rank's clock with rank 0's; all ranks call this function.
-
-    Args:
-        engine: the running engine.
-
-    Returns:
-        This rank's clock.
-    """
+    """Compare this rank's clock with rank 0's; all ranks call this function."""
     announced, ended = [], []
     for _ in range(EXCHANGES):
         announced.append(time.monotonic_ns())

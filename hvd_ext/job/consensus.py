@@ -24,7 +24,6 @@ def exchange(engine: Engine, name: str, make: Callable[[], Any]) -> list[Any]:
     """Send a value to all ranks and receive theirs; an error on one rank is raised on all, so that no rank waits.
 
     Args:
-        engine: the running engine.
         name: the exchange's name, for messages; the same on all ranks.
         make: returns this rank's value, which JSON must be able to hold.
 
@@ -61,7 +60,6 @@ def place_of_root(engine: Engine, root_rank: object) -> int:
     """Find the root that a user named among the ranks that take part.
 
     Args:
-        engine: the engine of the ranks that take part.
         root_rank: the root's rank in the job, even where a process set takes part.
 
     Returns:
@@ -82,7 +80,6 @@ def check_same(subject: str, values: Sequence[dict[str, Any]], ranks: Sequence[i
     """Check that all ranks have equal values under equal keys.
 
     Args:
-        subject: the beginning of the error message.
         values: one flat dictionary per rank.
         ranks: the ranks' numbers in the job, for a process set; None for 0, 1, ...
 
@@ -106,9 +103,7 @@ def check_tensors(subject: str, lists: Sequence[Sequence[Sequence[str]]], ranks:
     variables of a model that was loaded from a file lack the model's name in front.
 
     Args:
-        subject: the beginning of the error message.
         lists: for each rank the tensors as pairs (name, dtype and shape as text).
-        ranks: see `check_same`.
 
     Raises:
         MismatchError: two tensors differ; the message has the first tensor that differs, the first rank that differs
@@ -161,9 +156,6 @@ def alike(name: str, other: str) -> bool:
     Args:
         name: such as "model/dense_20/kernel".
         other: such as "dense/kernel".
-
-    Returns:
-        Whether they mean the same.
     """
     parts, others = (unnumbered(text).split("/")[-2:] for text in (name, other))
     return len(parts) == len(others) and all(

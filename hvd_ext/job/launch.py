@@ -42,9 +42,6 @@ class Launch:
 def examine(environ: Mapping[str, str]) -> Launch:
     """Find out how the process was started.
 
-    Args:
-        environ: the environment.
-
     Returns:
         The launch; without a launcher `mpi` is false and the job has one rank.
 
@@ -71,10 +68,6 @@ def examine(environ: Mapping[str, str]) -> Launch:
 def check_size(launch: Launch, size: int) -> None:
     """Check that MPI has as many ranks as the launcher started.
 
-    Args:
-        launch: from `examine`.
-        size: MPI's number of ranks.
-
     Raises:
         CommunicationError: the numbers differ, most often because the launcher belongs to another MPI than the one that
             the native library was built with.
@@ -94,12 +87,7 @@ def check_size(launch: Launch, size: int) -> None:
 
 
 def warn_of_unheeded(environ: Mapping[str, str], rank: int) -> None:
-    """Warn of Horovod's variables that have no effect here; only rank 0 does, once for each variable and process.
-
-    Args:
-        environ: the environment.
-        rank: this process's rank.
-    """
+    """Warn of Horovod's variables that have no effect here; only rank 0 does, once for each variable and process."""
     for setting, why in environment.unheeded(environ) if rank == 0 else ():
         if setting not in _said:
             _said.add(setting)
@@ -107,13 +95,7 @@ def warn_of_unheeded(environ: Mapping[str, str], rank: int) -> None:
 
 
 def warn_of_unread(given: options.Options, environ: Mapping[str, str], rank: int) -> None:
-    """Warn on rank 0 of variables that are not read because `init` was given `Options`.
-
-    Args:
-        given: the options.
-        environ: the environment.
-        rank: this process's rank.
-    """
+    """Warn on rank 0 of variables that are not read because `init` was given `Options`."""
     names = options.unread(given, environ) if rank == 0 else []
     if names:
         logger.warning(

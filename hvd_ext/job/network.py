@@ -25,7 +25,6 @@ class Network:
     """The links of a job, and where they come from.
 
     Args:
-        tree: the cluster.
         source: `ASSUMED`, `KEPT` or `MEASURED`.
         line: the same in words, for the banner; empty if the links are assumed as they have been asked for.
         seconds: how long it took to measure; 0 if nothing was measured.
@@ -40,12 +39,7 @@ class Network:
 
 
 def wanted(options: Options, size: int) -> bool:
-    """Whether a job measures its links: something is left to choose, no topology was given, and it is not switched off.
-
-    Args:
-        options: the options of the job.
-        size: its number of ranks.
-    """
+    """Whether a job measures its links: something is left to choose, no topology was given, and it is not switched off."""
     left = options.algorithm == "auto" or (options.replan_every > 0 and not is_file(options.buckets))
     return options.topology is None and options.probe != "off" and left and size > 1
 
@@ -54,14 +48,6 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
     """Find the links of a job without a topology; all ranks call this function, and get the same answer.
 
     A probe that fails costs a warning: the job goes on with the assumed links.
-
-    Args:
-        engine: the job's running engine.
-        hosts: the host name of each rank.
-        options: the options of the job.
-
-    Returns:
-        The links.
     """
     if not wanted(options, engine.size):
         return Network(from_hosts(hosts))
@@ -119,9 +105,6 @@ def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[
 
 def describe(tree: Tree) -> str:
     """Describe the links of a cluster in one line.
-
-    Args:
-        tree: hosts, or one host.
 
     Returns:
         A line such as "between hosts 95.6 Mbit/s and 41 us (h3: 47.8 Mbit/s), in hosts 16.3 Gbit/s and 1.2 us".

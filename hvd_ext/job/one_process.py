@@ -30,9 +30,6 @@ _claimed = ""  # the mark of this process
 def claim(environ: MutableMapping[str, str]) -> None:
     """Mark this process as the rank, for the processes that it will start.
 
-    Args:
-        environ: the environment, which a launcher has given.
-
     Raises:
         InvalidError: another process has marked itself as this rank, or this process has before it replaced its
             program.
@@ -51,14 +48,7 @@ def rank_of(environ: Mapping[str, str]) -> str:
 
 
 def refuse_fork(what: str) -> None:
-    """Raise if this process was forked from one in which hvd_ext runs.
-
-    Args:
-        what: the name of the call.
-
-    Raises:
-        InvalidError: it was.
-    """
+    """Raise `InvalidError` if this process was forked from one in which hvd_ext runs."""
     job = runtime.current_or_none()
     if job is not None and job.process != os.getpid():
         raise InvalidError(
@@ -74,7 +64,6 @@ def refusal(rank: str, other: str) -> InvalidError:
     another, with the same error, for ever.
 
     Args:
-        rank: the rank.
         other: the number of the process that is the rank.
     """
     own = os.getpid()

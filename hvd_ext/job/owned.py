@@ -35,9 +35,6 @@ def open_folder(path: Path) -> int:
     Args:
         path: the folder; a path whose last part is a link is refused.
 
-    Returns:
-        A descriptor.
-
     Raises:
         NotOwnedError: the folder belongs to another user or has another mode, or the path is no folder.
         OSError: the folder does not exist.
@@ -54,12 +51,8 @@ def open_file(name: str, folder: int, flags: int) -> int:
     """Open a file that belongs to this user; never blocks.
 
     Args:
-        name: the file's name in the folder.
         folder: from `open_folder`.
         flags: as for `os.open`, with O_CREAT if the file may be created.
-
-    Returns:
-        A descriptor.
 
     Raises:
         NotOwnedError: the file is not a regular one, or belongs to another user.

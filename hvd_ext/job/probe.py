@@ -70,9 +70,7 @@ class Measured:
     """What the ranks have measured.
 
     Args:
-        tree: the cluster with its links and costs.
         curves: times over the size, in hosts and between hosts, with the fitted lines.
-        seconds: how long it took.
     """
 
     tree: Tree
@@ -85,7 +83,6 @@ class Stand:
     """Where plans are timed; all ranks use it alike.
 
     Args:
-        engine: the engine of all ranks.
         times: what this rank has measured, by the name of the series.
     """
 
@@ -106,11 +103,6 @@ class Stand:
         """Time the steps of a plan, after a first one that is not counted.
 
         Args:
-            name: of the series.
-            plan: the plan of all ranks.
-            nbytes: the size of the buffer.
-            segment_nbytes: the grain of pipelining.
-            samples: the number of samples.
             steps: the number of steps of a sample, one after the other; the sample is their mean.
             dense: the companion of a plan that selects; None for a dense plan.
         """
@@ -163,14 +155,6 @@ def _of(seen: Sequence[Times], name: str) -> float:
 
 def measure(job: engines.Engine, hosts: Sequence[str], options: Options) -> Measured:
     """Measure the links of a job; all ranks call this function, and get the same answer.
-
-    Args:
-        job: the job's running engine.
-        hosts: the host name of each rank.
-        options: the options of the job.
-
-    Returns:
-        The cluster with its links.
 
     Raises:
         HvdExtError: it failed on some rank; the job's engine goes on.
@@ -271,11 +255,7 @@ def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]]) -> None:
 
 
 def host_sizes(hosts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The sizes of the buffers that are timed in hosts.
-
-    Args:
-        hosts: the ranks of each host.
-    """
+    """The sizes of the buffers that are timed in hosts."""
     most = HOST_NBYTES // max(len(ranks) for ranks in hosts)
     sizes = HOST_SIZES if len(hosts) == 1 else HOST_SIZES[:-2]
     return tuple(nbytes for nbytes in sizes if nbytes <= most) or sizes[:1]
@@ -304,9 +284,6 @@ def _inside(seen: Sequence[Times], sizes: Sequence[int], size: int, most: int, h
     """The link in a host from what its ranks have seen; None for a host of one rank.
 
     Args:
-        seen: what each of its ranks has measured.
-        sizes: of the buffers.
-        size: the number of its ranks.
         most: the number of ranks of the largest host.
         handover: what a step takes without messages.
     """

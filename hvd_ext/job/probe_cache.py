@@ -29,12 +29,7 @@ VERSION = 1  # of the file and of the way in which is measured
 
 
 def folder(options: Options, environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of the files: that of the options, else `hvd_ext` in the user's cache folder.
-
-    Args:
-        options: the options of the job.
-        environ: the environment; None for the process's own.
-    """
+    """The folder of the files: that of the options, else `hvd_ext` in the user's cache folder."""
     environ = os.environ if environ is None else environ
     if options.cache:
         return Path(options.cache)
@@ -46,8 +41,6 @@ def key_of(hosts: Sequence[str], options: Options, between: str) -> dict[str, An
     """What must be equal for a measurement to count.
 
     Args:
-        hosts: the host name of each rank.
-        options: the options of the job.
         between: what carries data between hosts.
     """
     return {
@@ -61,10 +54,6 @@ def key_of(hosts: Sequence[str], options: Options, between: str) -> dict[str, An
 
 def find(key: dict[str, Any], where: Path) -> tuple[Tree, str] | None:
     """Look up a measurement.
-
-    Args:
-        key: of `key_of`.
-        where: the folder of the files.
 
     Returns:
         The cluster with its links, and the day of the measurement; None if no file counts.
@@ -80,11 +69,6 @@ def find(key: dict[str, Any], where: Path) -> tuple[Tree, str] | None:
 
 def keep(key: dict[str, Any], tree: Tree, where: Path) -> bool:
     """Write a measurement.
-
-    Args:
-        key: of `key_of`.
-        tree: the cluster with its links.
-        where: the folder of the files, which is made.
 
     Returns:
         Whether it was written; a folder that cannot be written costs the next job its time to measure.

@@ -251,10 +251,6 @@ def rocm_built() -> bool:
 def place_of(rank: int, hosts: tuple[str, ...]) -> tuple[int, int, int, int]:
     """Return the local and cross ranks and sizes of a rank, as Horovod defines them.
 
-    Args:
-        rank: the rank.
-        hosts: the host name of each rank.
-
     Returns:
         local_rank, local_size, cross_rank, cross_size.
     """

@@ -145,7 +145,6 @@ def add_all(job: Runtime, process_sets: Sequence[ProcessSet] | str | None) -> No
     """Add the sets that were passed to `init`.
 
     Args:
-        job: the job, which is not the current one yet.
         process_sets: the sets; None or "dynamic" for none.
 
     Raises:
@@ -170,11 +169,7 @@ def add_all(job: Runtime, process_sets: Sequence[ProcessSet] | str | None) -> No
 
 
 def forget(job: Runtime) -> None:
-    """Mark the sets of a job that ends as not added: they must be added again after the next `init`.
-
-    Args:
-        job: the job that ends.
-    """
+    """Mark the sets of a job that ends as not added: they must be added again after the next `init`."""
     for process_set in job.process_sets.values():
         process_set._runtime = process_set.process_set_id = None
     job.process_sets.clear()
@@ -214,9 +209,6 @@ def find(process_set_id: int | None) -> ProcessSet:
     Args:
         process_set_id: the number of a set that was added; 0 for all ranks.
 
-    Returns:
-        The set.
-
     Raises:
         InvalidError: there is no such set, or it has been removed.
         NotInitializedError: before `init()` or after `shutdown()`.
@@ -231,13 +223,6 @@ def find(process_set_id: int | None) -> ProcessSet:
 
 def member(process_set: ProcessSet | None, what: str) -> Runtime:
     """Return the runtime that runs a set's collectives; the calling rank must be in the set.
-
-    Args:
-        process_set: a set that was added; None for all ranks.
-        what: the calling operation, for the error message.
-
-    Returns:
-        The set's runtime.
 
     Raises:
         InvalidError: this rank is not in the set, or the set is not added (see `runtime_of`).

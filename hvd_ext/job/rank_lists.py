@@ -13,9 +13,6 @@ def check_new(where: str, ranks: tuple[int, ...], size: int, known: dict[tuple[i
     """Check the ranks of a set that is to be added.
 
     Args:
-        where: the beginning of the error message.
-        ranks: from `checked`.
-        size: the number of ranks of the job.
         known: the ranks of the existing sets, and the name of each.
 
     Raises:
@@ -30,9 +27,6 @@ def check_new(where: str, ranks: tuple[int, ...], size: int, known: dict[tuple[i
 
 def checked(ranks: Iterable[int]) -> tuple[int, ...]:
     """Check a list of ranks that a user gave.
-
-    Args:
-        ranks: in any order.
 
     Returns:
         The ranks, ascending.
@@ -60,11 +54,7 @@ def checked(ranks: Iterable[int]) -> tuple[int, ...]:
 
 
 def is_communicator(given: Any) -> bool:
-    """Return whether a value is an mpi4py communicator, without importing mpi4py.
-
-    Args:
-        given: the value.
-    """
+    """Return whether a value is an mpi4py communicator, without importing mpi4py."""
     return hasattr(given, "Get_size") and hasattr(given, "Get_rank")
 
 
@@ -72,7 +62,6 @@ def of_communicators(call: str, given: Sequence[Sequence[Sequence[int]]]) -> lis
     """Collect the communicators of all ranks, each of which knows only its own.
 
     Args:
-        call: the beginning of the error message.
         given: for each rank, the ranks of each communicator that it passed.
 
     Returns:

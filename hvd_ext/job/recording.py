@@ -108,12 +108,7 @@ def stop_timeline() -> Path:
 
 
 def begin(owner: Runtime, folder: str | os.PathLike[str]) -> None:
-    """Start a trace as `start_trace` does; `hvd_ext.job.process` calls this.
-
-    Args:
-        owner: the running job.
-        folder: the folder for the files.
-    """
+    """Start a trace as `start_trace` does; `hvd_ext.job.process` calls this."""
     global _recording
     path = Path(folder).absolute()
 
@@ -139,9 +134,6 @@ def begin(owner: Runtime, folder: str | os.PathLike[str]) -> None:
 
 def end(owner: Runtime) -> Callable[[], None]:
     """End the recording if there is one, before the engine stops.
-
-    Args:
-        owner: the job that ends.
 
     Returns:
         A function that writes the file. It may be called after the engine has stopped, since the other ranks wait only
@@ -215,10 +207,6 @@ def _written(owner: Runtime, taken: _Taken) -> Path:
 
 def write(path: Path, document: dict[str, Any]) -> None:
     """Write a trace atomically: the file is complete or does not exist.
-
-    Args:
-        path: the file; an older one is replaced.
-        document: the trace.
 
     Raises:
         OSError: the file cannot be written; an older file stays as it was.

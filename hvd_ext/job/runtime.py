@@ -38,7 +38,6 @@ class Prepared:
         plan: the engine's handle.
         digest: the plan's digest, equal on all ranks.
         segment_nbytes: the grain of pipelining for the size that the plan was prepared for.
-        algorithm: the algorithm's name.
     """
 
     plan: int
@@ -56,10 +55,7 @@ class Runtime:
         """Store what `hvd_ext.job.process.init` or `hvd_ext.job.process_sets` has found.
 
         Args:
-            engine: the running engine.
             tree: the topology, with one leaf per rank.
-            options: the options of `init`.
-            hosts: the host name of each rank.
             network: where the links of the tree come from; None if the user has given them.
         """
         self.network = network
@@ -78,27 +74,13 @@ class Runtime:
         self._lock = threading.RLock()
 
     def subset(self, engine: Engine) -> Runtime:
-        """Make the runtime of a process set of this job.
-
-        Args:
-            engine: the engine of the set's ranks.
-
-        Returns:
-            A runtime with the set's part of the topology.
-        """
+        """Make the runtime of a process set of this job."""
         return Runtime(
             engine, self.tree.subset(engine.ranks), self.options, tuple(self.hosts[rank] for rank in engine.ranks)
         )
 
     def count(self, kind: str) -> int:
-        """Return the next number for an eager call of a kind; default names contain it.
-
-        Args:
-            kind: "allreduce", ...
-
-        Returns:
-            0, 1, 2, ...
-        """
+        """Return the next number for an eager call of a kind; default names contain it."""
         with self._lock:
             number = self._counts.get(kind, 0)
             self._counts[kind] = number + 1
@@ -109,18 +91,12 @@ class Runtime:
 
         Agreements of one kind begin with an exchange of one name, so that ranks whose threads begin different ones meet
         there. Kinds with a common lock would wait for each other.
-
-        Args:
-            kind: what the ranks agree on.
         """
         with self._lock:
             return self._agreements.setdefault(kind, threading.RLock())
 
     def prepare(self, plan: LogicalPlan) -> int:
         """Hand this rank's rows of a plan to the engine once, after its proof (`planner.prove`).
-
-        Args:
-            plan: the plan of all ranks.
 
         Returns:
             The engine's handle.
@@ -143,12 +119,7 @@ class Runtime:
         """Open a channel of the engine; all ranks call it in the same order, with equal layouts.
 
         Args:
-            name: the channel's name in messages.
-            layout: the layout of a step; its plans are handed to the engine.
             partial: what makes its rounds partial; None if steps wait for all ranks.
-
-        Returns:
-            The channel's handle.
 
         Raises:
             PlanError: a plan does not compute its collective.
@@ -271,9 +242,6 @@ _current: Runtime | None = None
 def current() -> Runtime:
     """Return the runtime of the running job.
 
-    Returns:
-        The runtime of the last `init`.
-
     Raises:
         NotInitializedError: before `init()` or after `shutdown()`.
     """
@@ -288,10 +256,6 @@ def current_or_none() -> Runtime | None:
 
 
 def set_current(runtime: Runtime | None) -> None:
-    """Replace the runtime of the running job; only `hvd_ext.job.process` and tests call this.
-
-    Args:
-        runtime: the new runtime, or None.
-    """
+    """Replace the runtime of the running job; only `hvd_ext.job.process` and tests call this."""
     global _current
     _current = runtime

@@ -33,7 +33,6 @@ class Arrivals:
 
     Args:
         environ: the environment of a rank; there are no marks if it does not name the launcher's folder.
-        start: the number of this `init()` in its process.
     """
 
     def __init__(self, environ: Mapping[str, str], start: int = 1) -> None:
@@ -123,7 +122,6 @@ def watch(options: Options, environ: Mapping[str, str] | None = None) -> Iterato
 
     Args:
         options: `stall_warn_s` and `stall_fatal_s` are the limits; 0 means never.
-        environ: the environment of this rank; None for the process's own.
 
     Raises:
         InvalidError: another process has started MPI as this rank.

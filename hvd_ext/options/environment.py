@@ -30,7 +30,6 @@ class Variable:
     """One of Horovod's environment variables.
 
     Attributes:
-        name: the variable's name.
         status: HEEDED (the variable fills a field of `Options`), IGNORED (a user who sets it is warned once), REFUSED
             (`init` raises), or LAUNCHER (Horovod's launchers set or read it; ignoring it loses nothing, so no one is
             warned).
@@ -183,9 +182,6 @@ VARIABLES: tuple[Variable, ...] = (
 def heeded(environ: Mapping[str, str]) -> list[str]:
     """Name Horovod's variables that are set and fill a field of `Options`.
 
-    Args:
-        environ: the environment.
-
     Returns:
         Texts "NAME=text: what it does", in the order of the table.
     """
@@ -195,9 +191,6 @@ def heeded(environ: Mapping[str, str]) -> list[str]:
 
 def unheeded(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """Name Horovod's variables that are set and have no effect here.
-
-    Args:
-        environ: the environment.
 
     Returns:
         Pairs (NAME=text, why), in the order of the names. Variables that neither we nor Horovod 0.28.1 know are among

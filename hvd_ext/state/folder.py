@@ -75,11 +75,7 @@ def newest(directory: str | os.PathLike[str]) -> Path | None:
 
 
 def prepare(directory: Path, mark: str) -> None:
-    """Make the directory, and an empty file in it by which other ranks see that they share it.
-
-    Raises:
-        OSError: it cannot be made or written to.
-    """
+    """Make the directory, and an empty file in it by which other ranks see that they share it."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / (_MARK + mark)).touch()
 
@@ -108,15 +104,8 @@ def writing(directory: Path, serial: int, id: str) -> Path:
 def write(path: Path, writer: Callable[[BinaryIO], None]) -> File:
     """Write a file, flush it to the disk, and read it again.
 
-    Args:
-        path: the file.
-        writer: writes into the open file.
-
     Returns:
         What was read: its name, size and digest.
-
-    Raises:
-        OSError: the disk is full, or does not work.
     """
     with path.open("wb") as file:
         writer(file)
@@ -124,11 +113,7 @@ def write(path: Path, writer: Callable[[BinaryIO], None]) -> File:
 
 
 def settle(path: Path) -> File:
-    """Flush a file to the disk, and read it again; see `write`.
-
-    Raises:
-        OSError: the disk does not work.
-    """
+    """Flush a file to the disk, and read it again; see `write`."""
     _sync(path)
     return manifests.described(path)
 
@@ -136,14 +121,7 @@ def settle(path: Path) -> File:
 def publish(directory: Path, written: Path, serial: int, manifest: Manifest) -> None:
     """Make a checkpoint whose files are all there the newest.
 
-    Args:
-        directory: of all checkpoints.
-        written: the folder that `writing` has named.
-        serial: the checkpoint's number.
-        manifest: names its files.
-
     Raises:
-        OSError: the disk is full, or does not work.
         CheckpointError: the manifest cannot be read again.
     """
     (written / manifests.FILE).write_text(manifest.text(), encoding="utf-8")
@@ -164,11 +142,7 @@ def prune(directory: Path, keep: int) -> None:
     """Remove the oldest checkpoints.
 
     Args:
-        directory: of all checkpoints.
         keep: the number of checkpoints with a manifest that stay, the newest.
-
-    Raises:
-        OSError: one cannot be removed.
     """
     seen = 0
     for serial in serials(directory):

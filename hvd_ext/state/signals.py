@@ -35,7 +35,6 @@ class Watch:
         """Take the names of the signals.
 
         Args:
-            names: of the signals.
             running: tells, from the frame in which a signal came, whether the code that looks at `seen` still runs.
                 Training that has ended by an exception has not called `stop`, and a signal must then end the process.
         """

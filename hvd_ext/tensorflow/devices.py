@@ -29,7 +29,6 @@ class Seen:
     """A rank's report about its GPUs.
 
     Attributes:
-        host: the name of its host.
         gpus: the number of GPUs that TensorFlow lists.
         visible: the rank's CUDA_VISIBLE_DEVICES, or None.
         initialized: whether TensorFlow already uses several of the GPUs.
@@ -86,9 +85,6 @@ def on_gpu(variables: Iterable[Any]) -> bool:
 def refuse_xla(label: str) -> None:
     """Refuse a function that XLA will compile, while the function is traced; eager calls pass.
 
-    Args:
-        label: the optimizer, tape or collective, for messages.
-
     Raises:
         InvalidError: XLA will compile the graph under construction, or a graph around it.
     """
@@ -109,9 +105,6 @@ def under_xla() -> bool:
 
 def choose(answers: Sequence[Seen]) -> list[int | None]:
     """Choose a GPU for each rank.
-
-    Args:
-        answers: the ranks' reports, by rank.
 
     Returns:
         For each rank the place in TensorFlow's list of GPUs, or None if there is no GPU.
@@ -169,7 +162,6 @@ class OnHost:
     """The functions of a library of ops, which run on the CPU whatever device the caller has chosen.
 
     Args:
-        module: the library, from `tf.load_op_library`.
         anywhere: the names of functions whose ops run on the device that the caller has chosen.
     """
 

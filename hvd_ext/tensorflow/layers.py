@@ -50,9 +50,6 @@ def is_layer(value: Any) -> bool:
 def walk(root: Any) -> Iterator[tuple[Any, Any]]:
     """Yield what a model holds: its attributes, those of its layers, losses and metrics, and members of containers.
 
-    Args:
-        root: a model or layer.
-
     Yields:
         The model, layer, loss or metric that holds an object, and the object. Each object comes once, in an order that
         depends only on how the model was made.
@@ -86,7 +83,6 @@ def stateful(model: Any, local_layers: Sequence[Any] = (), local_keys: Collectio
     """List the layers of a model that have a state besides their variables.
 
     Args:
-        model: a model or layer.
         local_layers: layers that are left out, with all that is in them.
         local_keys: keys of variables (`kinds.key`); a layer that has no others is left out.
 
@@ -105,9 +101,6 @@ def refresh(model: Any) -> None:
 
     A layer of the user's own takes part by a method `finalize_state`. Functions that a model has traced with other
     constants are traced again.
-
-    Args:
-        model: of any Keras, or one of its layers.
     """
     layers = stateful(model)
     before = [_constants(layer) for layer in layers]
@@ -126,9 +119,6 @@ def refuse(where: str, layers: Sequence[Checksums], ranks: Sequence[int], when: 
     """Refuse layers whose state differs between ranks.
 
     Args:
-        where: the start of the message.
-        layers: what `checksums` returned, by rank.
-        ranks: the numbers of these ranks in the job.
         when: when the states must be equal, for the message; begins with a space.
         first: the place of the rank that the others are compared with.
 
@@ -207,14 +197,10 @@ def collect(model: Any, places: Iterable[int] | None = None) -> State:
     """Copy the states of the layers of a model, for a checkpoint.
 
     Args:
-        model: a model or layer.
         places: of the layers in `stateful`; None for all.
 
     Returns:
         The parts of all states, whose names begin with the layers' places.
-
-    Raises:
-        HvdExtError: a layer cannot be copied; the message names it.
     """
     found = stateful(model)
     chosen = range(len(found)) if places is None else places
@@ -259,11 +245,7 @@ def send(
     """Give all ranks the state that the layers of a model have on one rank; all ranks call it.
 
     Args:
-        where: the name of the exchanges, and the start of messages.
-        model: a model or layer.
         root_rank: the rank whose state all ranks get, counted in the job.
-        process_set: the ranks that take part; None for all.
-        local_keys: as for `stateful`.
 
     Raises:
         MismatchError: the ranks have different layers, or a layer does not take the root's state; on all ranks.

@@ -47,8 +47,6 @@ def divided_squares(tensors: Sequence[tf.Tensor], job: Runtime, name: str) -> tf
 
     Args:
         tensors: of known shapes, with the same values on all ranks.
-        job: the runtime of the ranks.
-        name: matches the ranks' calls.
     """
     groups = _by_dtype(tensors)
     sizes = tuple(tuple(_elements(tensors[i]) for i in group) for group in groups)
@@ -77,10 +75,6 @@ def divided_squares(tensors: Sequence[tf.Tensor], job: Runtime, name: str) -> tf
 
 def division(sizes: Sequence[Sequence[int]], ranks: int) -> tuple[list[list[int]], list[int]]:
     """Divide the blocks of tensors among ranks.
-
-    Args:
-        sizes: the numbers of elements of the tensors, in groups.
-        ranks: their number.
 
     Returns:
         For each rank its blocks, which are counted over all tensors; and for each tensor the number of its blocks.

@@ -38,9 +38,6 @@ def plain(function: Function) -> Function:
     """Keep AutoGraph from rewriting a function that a user calls while tracing, and everything that it calls.
 
     Unlike TensorFlow's decorator this one keeps the function's signature for type checkers.
-
-    Args:
-        function: the function.
     """
     return tf.autograph.experimental.do_not_convert(function)
 
@@ -111,10 +108,6 @@ def together(
     gradients: Sequence[tf.Tensor | tf.IndexedSlices], after: Sequence[tf.Operation] = ()
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Make gradients of a graph wait for each other; see the op's text in tf_ops/ops/gradient.cc.
-
-    Args:
-        gradients: tensors and slices in any number, of any dtypes, on any devices.
-        after: operations that they shall wait for too.
 
     Returns:
         The same values, none of which is ready before all are. Eager tensors are ready, and are returned as they are.
@@ -206,8 +199,6 @@ def call_name(kind: str, name: str | None, job: runtime.Runtime | None = None) -
     Args:
         kind: the collective, such as "allreduce". Default names count the calls of a kind: in eager mode those of the
             job, else those of the outermost function.
-        name: the user's name, or None.
-        job: the runtime of the ranks that take part; None for all ranks.
 
     Returns:
         The name. Calls in one function run in no particular order, so the second call of a name there gets "#2", and

@@ -79,10 +79,6 @@ def pto(
 def shares(costs: Sequence[float], ranks: int) -> list[list[int]]:
     """Divide pieces of work among ranks: the most costly first, each to the rank that has least so far.
 
-    Args:
-        costs: of the pieces, at least 0.
-        ranks: their number.
-
     Returns:
         For each rank the numbers of its pieces, ascending; the same for the same arguments.
     """
@@ -119,7 +115,6 @@ class Trial:
 
         Args:
             inputs: a time begins when they are there.
-            alone: the way without other ranks.
             together: the way with all ranks; its result has the same shape and dtype.
             worst: gives the maximum of a vector over the ranks.
 

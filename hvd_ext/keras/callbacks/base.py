@@ -56,9 +56,6 @@ def is_number(value: Any) -> bool:
 def number(value: Any) -> float | np.ndarray | None:
     """Convert a value of the logs to numbers that can be averaged.
 
-    Args:
-        value: what a metric or a callback has put into the logs.
-
     Returns:
         A float, or a float64 array where the value has dimensions; None where it is no real number and no array or
         tensor of them.

@@ -197,11 +197,7 @@ def joined_metrics(model: keras.Model) -> dict[str, Any]:
 
 
 def numbers(logs: dict[str, Any]) -> dict[str, Value]:
-    """Give what can be averaged of logs or metrics' results, by name; dictionaries among them are flattened.
-
-    Args:
-        logs: the values by name.
-    """
+    """Give what can be averaged of logs or metrics' results, by name; dictionaries among them are flattened."""
     converted = {name: base.number(value) for name, value in _flat(logs).items()}
     return {name: value for name, value in converted.items() if value is not None}
 

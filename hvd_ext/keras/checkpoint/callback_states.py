@@ -27,9 +27,6 @@ States = dict[str, dict[str, np.ndarray]]
 def beside(callback: keras.callbacks.Callback) -> list[Any]:
     """List the callbacks of `fit`, looking through the frames of the callers: Keras does not tell a callback.
 
-    Args:
-        callback: one of them, whose hook calls this.
-
     Returns:
         The list of `fit`, in its order; empty where there is no such list among the callers.
     """
@@ -44,9 +41,6 @@ def beside(callback: keras.callbacks.Callback) -> list[Any]:
 
 def collect(callbacks: Iterable[Any]) -> States:
     """Copy the state of Keras' callbacks.
-
-    Args:
-        callbacks: the list of `fit`.
 
     Returns:
         Arrays by callback ("EarlyStopping 0" for the first of its class) and attribute.

@@ -75,8 +75,6 @@ def check(saved: Sequence[str], listed: Sequence[keras.Variable], subject: str) 
 
     Args:
         saved: what `described` gave for the saved model.
-        listed: the variables of this model.
-        subject: begins the message.
 
     Raises:
         CheckpointError: naming the first variable that differs.
@@ -128,9 +126,6 @@ def save(model: keras.Model, folder: Path) -> str:
 
     Returns:
         The file's name: model.keras, or model.weights.h5 where the model cannot be described by a configuration.
-
-    Raises:
-        OSError: the disk is full, or does not work.
     """
     try:
         model.save(folder / "model.keras")

@@ -73,8 +73,6 @@ def restore(
     Args:
         model: has the weights and slots of the checkpoint already.
         states: this rank's arrays, by owner; empty where the job had another number of ranks.
-        path: the checkpoint's folder.
-        found: its manifest.
         prefix: begins the owners' sections in the ranks' files.
 
     Returns:

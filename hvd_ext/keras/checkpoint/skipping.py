@@ -23,8 +23,6 @@ class Skipping:
         """Replace the training step of a model whose `fit` is about to begin an epoch.
 
         Args:
-            model: the model.
-            batches: the number of batches to skip.
             then: called after the last of them. The metrics have their variables by then, unless a training step of the
                 user's own keeps Keras from making them.
         """

@@ -51,9 +51,6 @@ class Store:
         """Make and look at the directory; all ranks call it.
 
         Args:
-            model: to be saved and restored.
-            directory: of the checkpoints.
-            keep: the number of checkpoints that stay.
             arguments: the user's, which must be the same on all ranks.
 
         Raises:
@@ -92,9 +89,7 @@ class Store:
         Args:
             epoch: the epoch to go on with.
             step: the number of its batches that are done.
-            reason: for the log and the manifest.
             signal: a signal that this rank has got, or None.
-            callbacks: those of `fit`, whose state is saved.
             began: the state of the random generators when the epoch began, if batches of it are done.
 
         Returns:
@@ -157,9 +152,6 @@ class Store:
 
     def find(self, must: bool) -> tuple[Path, Manifest] | None:
         """Find the newest checkpoint that is complete on all ranks; all ranks call it.
-
-        Args:
-            must: True: it is an error if there is none.
 
         Returns:
             Its folder and its manifest, or None.

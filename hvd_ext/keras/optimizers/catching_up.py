@@ -60,9 +60,6 @@ def end_together(optimizer: Distributed) -> None:
 
     Args:
         optimizer: whose steps do not wait for all ranks.
-
-    Raises:
-        CommunicationError: a peer is gone.
     """
     sets = list(_open(optimizer._hvd_ext.reducer))
     for one in sets:

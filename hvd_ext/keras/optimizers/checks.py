@@ -27,10 +27,6 @@ _applied: weakref.WeakKeyDictionary[Reducer, tf.Variable] = weakref.WeakKeyDicti
 def settings(optimizer: keras.optimizers.Optimizer, label: str) -> dict[str, Any]:
     """Give what decides an update of an optimizer of Keras 3 and lives in Python, where no broadcast reaches it.
 
-    Args:
-        optimizer: wrapped.
-        label: its name in messages.
-
     Returns:
         Plain values by name, which must be equal on all ranks.
 
@@ -63,9 +59,7 @@ def same_weights(
 
     Args:
         reducer: its options have check_every; its local variables are left out.
-        name: of the step (`Step.name`).
         iterations: of the optimizer; they are compared too.
-        variables: the weights.
         passes: the number of calls that make a step.
 
     Raises:

@@ -33,7 +33,6 @@ def comparable(optimizer: Any, whose: str) -> dict[str, Any]:
     """Give what must be the same on all ranks, of an optimizer of Keras 3 or tf_keras without the one inside of it.
 
     Args:
-        optimizer: wrapped or plain.
         whose: begins the names.
 
     Returns:
@@ -82,9 +81,6 @@ def current(optimizer: Any) -> dict[str, Any]:
 
 def configuration(optimizer: Any) -> tuple[dict[str, Any], dict[str, Callable[..., Any]]]:
     """Give an optimizer's configuration without its schedules; and those.
-
-    Args:
-        optimizer: of Keras 3 or tf_keras.
 
     Returns:
         The values by name; where the optimizer refuses to give its configuration, its attributes that are plain values.

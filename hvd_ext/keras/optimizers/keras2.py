@@ -47,7 +47,6 @@ class Keras2Distribution(Distribution):
 
     Args:
         skipping: counts skipped steps, with a loss scale.
-        accumulation: adds gradients up, with backward_passes_per_step.
         applying: whether an apply_gradients with reduced gradients is under way.
         computes: whether compute_gradients has been called.
     """
@@ -64,7 +63,6 @@ def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
     Args:
         optimizer: a `tf_keras.optimizers.Optimizer`, one of `tf_keras.optimizers.legacy`, or a loss-scale optimizer
             of tf_keras.
-        label: its name in messages.
         options: of the reduction. The gradients of backward_passes_per_step are added up in variables that are not
             saved with the optimizer.
 

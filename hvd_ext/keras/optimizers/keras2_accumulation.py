@@ -43,7 +43,6 @@ class Accumulation:
         """Add the gradients of one pass, and give what is to be applied `when_due`; eager, or while tracing a function.
 
         Args:
-            pairs: each a gradient (dense, slices or None) and its variable.
             reduce: takes the pairs that `update` of `step` takes, and gives them reduced over the ranks; called after
                 the last pass before an update.
 

@@ -83,11 +83,7 @@ class LAMB(Layerwise):
         self.beta_1, self.beta_2, self.epsilon = float(beta_1), float(beta_2), float(epsilon)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Make two averages for each variable; see `Layerwise.build`.
-
-        Args:
-            variables: of Keras or of TensorFlow.
-        """
+        """Make two averages for each variable; see `Layerwise.build`."""
         if self.built:
             return
         super().build(variables)

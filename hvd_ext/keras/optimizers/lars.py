@@ -108,11 +108,7 @@ class LARS(Layerwise):
         self._momentum.assign(value)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Make a velocity for each variable; see `Layerwise.build`.
-
-        Args:
-            variables: of Keras or of TensorFlow.
-        """
+        """Make a velocity for each variable; see `Layerwise.build`."""
         if self.built:
             return
         super().build(variables)
@@ -174,7 +170,6 @@ class LARS(Layerwise):
         """Give the rates of the step under way from the norms that the gradients had in the step before it, float64.
 
         Args:
-            variables: whose rates they are.
             gradients: the norms; 0 may stand for one that is not known, and the rate of a trust ratio of it is 0.
         """
         places = self._places(variables)

@@ -30,14 +30,8 @@ class Layerwise(keras.optimizers.Optimizer):
     """An optimizer whose rate for a variable is the learning rate times the variable's trust ratio.
 
     Args:
-        learning_rate: as in every optimizer of Keras.
         weight_decay: at least 0; added to the update inside of the norm, not subtracted beside it as Keras does.
-        exclude_from_trust: patterns (`re.search`) of the paths of variables whose trust ratio is 1.
-        exclude_from_weight_decay: patterns of the paths of variables without weight decay.
-        min_trust: the least trust ratio, at least 0.
         max_trust: the greatest, above 0 and not below min_trust; None: there is none.
-        parallel: whether the ranks of a `hvd_ext.DistributedOptimizer` divide the norms among themselves.
-        options: the other arguments of `keras.optimizers.Optimizer`.
 
     Raises:
         InvalidError: an argument breaks its rule.
@@ -78,9 +72,6 @@ class Layerwise(keras.optimizers.Optimizer):
     def _check_parallel(self, sync: str) -> None:
         """Refuse to divide norms where steps do not wait for all ranks.
 
-        Args:
-            sync: the option of the reduction.
-
         Raises:
             InvalidError: parallel is True, and sync is not "full".
         """
@@ -91,11 +82,7 @@ class Layerwise(keras.optimizers.Optimizer):
             )
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Make the slots, and find which variables have a trust ratio and a weight decay.
-
-        Args:
-            variables: of Keras or of TensorFlow.
-        """
+        """Make the slots, and find which variables have a trust ratio and a weight decay."""
         if self.built:
             return
         super().build(list(variables))
@@ -116,8 +103,6 @@ class Layerwise(keras.optimizers.Optimizer):
 
         Args:
             gradient: of the variable's shape, or slices of it.
-            variable: one of those that the optimizer was built with.
-            learning_rate: of this step.
         """
         self._update([gradient], [variable], learning_rate)
 

@@ -57,7 +57,6 @@ def check_settable(where: str, optimizer: Any) -> Any:
     """Check that an optimizer has one learning rate, and that it can be set.
 
     Args:
-        where: begins the message.
         optimizer: of Keras 3 or Keras 2; None for a model that has none.
 
     Returns:

@@ -38,9 +38,6 @@ def watch(model_class: type) -> None:
 
     A plain optimizer after a distributed one does no harm to `evaluate` and `predict`, so it is a warning and no error;
     our callbacks refuse it in `fit`.
-
-    Args:
-        model_class: `Model` of Keras 3 or tf_keras.
     """
     _replace(model_class, "compile", _watched_compile)
     _replace(model_class, "make_train_function", _watched_making)
@@ -51,9 +48,6 @@ def optimizers(model: Any) -> list[Any]:
 
     They may be in lists, tuples and dicts, and in the models and layers inside of the model. There a plain optimizer
     does not count: a model that was loaded from a file still has the one that it was trained with.
-
-    Args:
-        model: of Keras 3 or Keras 2.
 
     Returns:
         Each optimizer once.
@@ -68,23 +62,14 @@ def optimizers(model: Any) -> list[Any]:
 
 
 def wrapped(optimizer: Any) -> list[Distributed]:
-    """List what `DistributedOptimizer` has wrapped: an optimizer, or those inside of it (loss scaling, several parts).
-
-    Args:
-        optimizer: of Keras 3 or Keras 2, or None.
-    """
+    """List what `DistributedOptimizer` has wrapped: an optimizer, or those inside of it (loss scaling, several parts)."""
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
     inside = [found for one in inner if one is not None for found in wrapped(one)]
     return [optimizer, *inside] if isinstance(optimizer, Distributed) else inside
 
 
 def drop_traced_steps(optimizer: Any, model_class: type) -> None:
-    """Make models that have trained with a plain optimizer trace their step again, now that it is wrapped.
-
-    Args:
-        optimizer: wrapped.
-        model_class: as for `watch`.
-    """
+    """Make models that have trained with a plain optimizer trace their step again, now that it is wrapped."""
     for candidate in gc.get_objects():
         if issubclass(type(candidate), model_class) and getattr(candidate, "optimizer", None) is optimizer:
             candidate.train_function = None

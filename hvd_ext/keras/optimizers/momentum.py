@@ -95,9 +95,6 @@ class OfSGD(Momentum):
 
     The optimizer may have a method `momentum_rates(variables)`, which returns the learning rate of the step under way
     for each variable, a number or a scalar tensor, equal on all ranks; else all have the optimizer's.
-
-    Args:
-        optimizer: whose momentum it is.
     """
 
     optimizer: weakref.ref[Any] = dataclasses.field(compare=False, repr=False)

@@ -40,8 +40,6 @@ class KerasDistribution(Distribution):
     """What a wrapped optimizer of Keras 3 has of ours.
 
     Args:
-        skipping: counts skipped steps, with a loss scale.
-        halves: which half of a step that XLA compiles is being traced.
         trial: which way to compute the norms of LARS and LAMB is faster, while that is tried out.
         moved: keys of variables whose gradients have gone through momentum correction in some step.
         used: keys of variables whose slots of momentum some step has read.
@@ -117,11 +115,7 @@ class Wrapper(Distributed):
         self._take_step(grads, variables)
 
     def apply_absent(self, variables: Sequence[Any]) -> None:
-        """Take a step without gradients of this rank, whose result is there already; eager only.
-
-        Args:
-            variables: those of the step.
-        """
+        """Take a step without gradients of this rank, whose result is there already; eager only."""
         zeros = [tf.zeros(tuple(variable.shape), kinds.dtype(variable)) for variable in variables]
         self._take_step(zeros, list(variables), absent=True)
 
@@ -207,13 +201,6 @@ def class_of(plain: type, *fronts: type[OptimizerMixin]) -> type:
 
     Keras writes `optimizer.__class__` into files: the property answers with the plain class, whatever name that is
     registered under. What is made from the class (`from_config`) is a plain optimizer too.
-
-    Args:
-        plain: the optimizer's own class.
-        fronts: the classes that stand in front of it.
-
-    Returns:
-        The same class for the same arguments.
     """
     return type(
         plain.__name__,
@@ -232,8 +219,6 @@ def put_in_front(optimizer: Any, ours: Distribution, *fronts: type[OptimizerMixi
     """Put classes in front of an optimizer's own, in place.
 
     Args:
-        optimizer: of Keras 3 or Keras 2.
-        ours: what it gets of ours.
         fronts: as for `class_of`; none leaves its class as it is.
     """
     # past the __setattr__ of Keras, which tracks what it is given
@@ -258,13 +243,7 @@ def refuse_global_norm(optimizer: Any) -> None:
 
 
 def only_if(condition: Any, work: Callable[[], None], otherwise: Callable[[], None] = lambda: None) -> None:
-    """Do something if a condition holds; eagerly, or in the graph that is being traced.
-
-    Args:
-        condition: a boolean tensor.
-        work: assigns variables.
-        otherwise: assigns variables if the condition does not hold.
-    """
+    """Do something if a condition holds; eagerly, or in the graph that is being traced."""
     if tf.executing_eagerly():
         (work if bool(condition) else otherwise)()
         return

@@ -92,7 +92,6 @@ def update(work: Callable[[list[Any]], None], gradients: Sequence[Any]) -> None:
     """Let XLA compile an update, unless it has sparse gradients, whose number of rows XLA would have to know.
 
     Args:
-        work: assigns variables, given the gradients.
         gradients: reduced; None where there is none.
     """
     if any(isinstance(one, tf.IndexedSlices) for one in gradients):

@@ -37,13 +37,9 @@ def summed(
     """Allreduce a tensor; the caller translates errors.
 
     Args:
-        job: the runtime of the ranks that take part.
         name: the call's final name.
-        tensor: a tensor of a dtype that the engine reduces.
-        op: how the ranks' values are combined.
         algorithm: the algorithm; None for the algorithm of the options.
         wire: the dtype in which float32 is sent; "" for float32.
-        **more: further attributes of the op.
     """
     rows = _rows([job.allreduce(limit, algorithm) for limit in runtime.SIZE_CLASSES])
     return ops.allreduce(name, tensor, op=int(op), wire=wire, **rows, **more)

@@ -24,8 +24,6 @@ class Call:
     """One call of a user.
 
     Args:
-        kind: the function that the user has called.
-        job: the runtime of the ranks that take part.
         name: matches the ranks' calls.
         counted: whether the name comes from counting the calls, which is ambiguous if several threads call at once.
     """
@@ -42,11 +40,6 @@ class Call:
 @contextlib.contextmanager
 def preparing(kind: str, name: str | None, process_set: ProcessSet | None) -> Iterator[Call]:
     """Name a call before its arguments are checked, so that the other ranks learn if this rank refuses the call.
-
-    Args:
-        kind: the function that the user has called.
-        name: the user's name for the call, or None.
-        process_set: the user's process set; None for all ranks.
 
     Raises:
         InvalidError: the name is not a string or is empty, this rank is not in the set, or XLA compiles the caller.
@@ -68,7 +61,6 @@ def chosen_op(kind: str, op: ReduceOp | None, average: bool | None = None) -> Re
     """Return the op that is given by one of Horovod's two arguments for it.
 
     Args:
-        kind: the collective, for messages.
         op: None for `Average`; `Min`, `Max` and `Product` are for an allreduce only.
         average: True for `Average`, False for `Sum`, or None.
 
@@ -94,10 +86,6 @@ def chosen_op(kind: str, op: ReduceOp | None, average: bool | None = None) -> Re
 def signature(label: str, *lines: Any) -> Any:
     """Make a signature: the lines that must be the same on all ranks, beyond what the engine compares.
 
-    Args:
-        label: the function that the user has called, for messages.
-        *lines: further lines, each a string or a string tensor.
-
     Returns:
         A string; a string tensor if some line is a tensor.
     """
@@ -111,7 +99,6 @@ def described(tensor: tf.Tensor, free: bool = False) -> Any:
     """Describe a tensor's dtype and shape, as in "float32[2, 3]".
 
     Args:
-        tensor: any tensor.
         free: whether the first dimension may differ between ranks; it is then written "*".
 
     Returns:
@@ -128,10 +115,6 @@ def described(tensor: tf.Tensor, free: bool = False) -> Any:
 
 def agree(call: Call, signature: Any) -> tf.Operation | None:
     """Wait for all ranks, and compare a signature that no tensor carries.
-
-    Args:
-        call: the call, from `preparing`.
-        signature: the signature, from `signature`, or "".
 
     Returns:
         The operation while a graph is built, else None.

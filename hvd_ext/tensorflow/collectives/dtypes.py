@@ -39,11 +39,6 @@ _ADVICE = {
 def converted(kind: str, value: Any, dtypes: tuple[str, ...]) -> tf.Tensor:
     """Convert a user's argument to a tensor.
 
-    Args:
-        kind: the collective, for messages.
-        value: a tensor, a variable, a NumPy array or any value that TensorFlow converts.
-        dtypes: the dtypes that the collective takes.
-
     Raises:
         InvalidError: the value is IndexedSlices, has another dtype, or cannot be converted.
     """
@@ -65,8 +60,6 @@ def with_rows(kind: str, tensor: tf.Tensor, verb: str) -> tf.Tensor:
     """Check that a tensor has a first dimension, and return it.
 
     Args:
-        kind: the collective, for messages.
-        tensor: any tensor.
         verb: what the collective does along the first dimension, "joined" or "divided".
 
     Raises:
@@ -83,9 +76,6 @@ def with_rows(kind: str, tensor: tf.Tensor, verb: str) -> tf.Tensor:
 def carried(tensor: tf.Tensor) -> tuple[tf.Tensor, str]:
     """Convert a tensor to the dtype in which it is moved.
 
-    Args:
-        tensor: a tensor of one of the dtypes `MOVED`.
-
     Returns:
         The same values in a dtype of the engine; and the name of the tensor's own dtype, or "" if the engine has it.
     """
@@ -98,12 +88,7 @@ def carried(tensor: tf.Tensor) -> tuple[tf.Tensor, str]:
 
 
 def unpacked(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Undo `carried`.
-
-    Args:
-        tensor: a result in the carrier's dtype.
-        dtype: the user's dtype.
-    """
+    """Undo `carried`."""
     if tensor.dtype == dtype:
         return tensor
     same_bits = dtype != tf.bool and tensor.dtype.size == dtype.size
@@ -114,7 +99,6 @@ def widened(tensor: tf.Tensor, plain_sum: bool) -> tuple[tf.Tensor, str]:
     """Convert a tensor to the dtype in which it is added.
 
     Args:
-        tensor: a tensor of one of the dtypes `ALLREDUCED`.
         plain_sum: whether the result is this tensor's sum, minimum, maximum or product, without factors.
 
     Returns:
@@ -131,7 +115,6 @@ def divided(quotients: tf.Tensor, remainders: tf.Tensor, divisor: int) -> tf.Ten
     Args:
         quotients: the sum of the terms' quotients, int64.
         remainders: the sum of their remainders, int64.
-        divisor: what the terms were divided by.
 
     Returns:
         The sum of the terms divided by the divisor: int64, truncated toward zero.
@@ -145,9 +128,7 @@ def narrowed(what: str, tensor: tf.Tensor, dtype: tf.DType, by: float = 1.0) -> 
     """Undo `widened`, and refuse a result that does not fit; all ranks have the same result, so all of them raise.
 
     Args:
-        what: the call, for the message.
         tensor: the result in a dtype of the engine; or float64 for an integer dtype, or float32 for float16.
-        dtype: the user's dtype.
         by: multiplies the result first; integers are multiplied in float64, and then truncated toward zero.
 
     Raises:
@@ -180,11 +161,6 @@ def narrowed(what: str, tensor: tf.Tensor, dtype: tf.DType, by: float = 1.0) -> 
 def factor(kind: str, name: str, value: Any) -> float:
     """Check a prescale or postscale factor.
 
-    Args:
-        kind: the collective, for the message.
-        name: the name of the argument.
-        value: the user's value.
-
     Raises:
         InvalidError: the value is not a finite number.
     """
@@ -198,7 +174,6 @@ def scaled(tensor: tf.Tensor, by: float) -> tf.Tensor:
     """Multiply a tensor, in its own dtype; differentiable.
 
     Args:
-        tensor: a tensor of one of the dtypes `REDUCED`.
         by: the factor. 16-bit floats are multiplied in float32; integers in float64, and then truncated toward zero.
     """
     if by == 1.0:
@@ -208,17 +183,7 @@ def scaled(tensor: tf.Tensor, by: float) -> tf.Tensor:
 
 
 def split_factors(tensor: tf.Tensor, op: ReduceOp, postscale: float, size: int) -> tuple[ReduceOp, float]:
-    """Choose the engine's op and the factor for its result such that integers are truncated toward zero only once.
-
-    Args:
-        tensor: a tensor of one of the dtypes `REDUCED`.
-        op: the user's op.
-        postscale: the user's factor for the result.
-        size: the number of ranks.
-
-    Returns:
-        The engine's op, and the factor for its result.
-    """
+    """Choose the engine's op and the factor for its result such that integers are truncated toward zero only once."""
     if tensor.dtype.is_integer and op == Average and postscale != 1.0:
         return Sum, postscale / size
     return op, postscale

@@ -19,9 +19,6 @@ class Reduction:
     """The arguments of a user's reduction, beside the tensors.
 
     Args:
-        call: the name of the call and the ranks that take part.
-        op: how the ranks' values are combined.
-        compression: the format in which float32 is sent.
         prescale: multiplies the tensors before the reduction.
         postscale: multiplies the results.
     """
@@ -38,14 +35,6 @@ class Reduction:
     ) -> Reduction:
         """Check a user's arguments.
 
-        Args:
-            call: the call, from `calls.preparing`.
-            op: a `ReduceOp`, or None for `Average`.
-            average: Horovod's older argument for the op, or None.
-            compression: a `Compression`, Horovod's class for the same, or None.
-            prescale_factor: a finite number.
-            postscale_factor: a finite number.
-
         Raises:
             InvalidError: an argument breaks its rule.
         """
@@ -58,23 +47,13 @@ class Reduction:
         )
 
     def signature(self, label: str, *lines: Any) -> Any:
-        """Make the signature of the call; see `calls.signature`.
-
-        Args:
-            label: the function that the user has called.
-            *lines: further lines.
-        """
+        """Make the signature of the call; see `calls.signature`."""
         return calls.signature(
             label, f"prescale_factor {self.prescale!r}", f"postscale_factor {self.postscale!r}", *lines
         )
 
     def full_signature(self, label: str, *lines: Any) -> Any:
-        """Make the signature of a call whose op and compression the engine does not see.
-
-        Args:
-            label: the function that the user has called.
-            *lines: further lines.
-        """
+        """Make the signature of a call whose op and compression the engine does not see."""
         return self.signature(label, f"op {self.op.name.lower()}", f"compression {self.compression.name}", *lines)
 
     def allreduced(self, tensor: tf.Tensor, algorithm: str | None = None, signature: Any = None) -> tf.Tensor:
@@ -82,7 +61,6 @@ class Reduction:
 
         Args:
             tensor: a tensor of one of the dtypes `dtypes.ALLREDUCED`.
-            algorithm: the algorithm; None for the algorithm of the options.
             signature: the signature; None for one with the factors.
         """
 
@@ -96,7 +74,6 @@ class Reduction:
 
         Args:
             tensor: a tensor of one of the dtypes `dtypes.REDUCED`.
-            signature: the signature; None for one with the factors.
         """
 
         def run(call: Call, wide: tf.Tensor, op: ReduceOp, wire: str, **more: Any) -> tf.Tensor:

@@ -19,12 +19,6 @@ _UNIT = 1 << 32  # of the upper half of an int64
 def checked(kind: str, slices: tf.IndexedSlices, op: ReduceOp, algorithm: str | None = None) -> tf.IndexedSlices:
     """Check a user's slices.
 
-    Args:
-        kind: the collective, for messages.
-        slices: this rank's rows.
-        op: must be `Average` or `Sum`.
-        algorithm: must be None.
-
     Returns:
         The same slices, with all parts converted to tensors.
 
@@ -50,10 +44,6 @@ def checked(kind: str, slices: tf.IndexedSlices, op: ReduceOp, algorithm: str | 
 def allreduced(request: Reduction, slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """Allreduce slices that are not part of a group.
 
-    Args:
-        request: the user's reduction.
-        slices: the slices, from `checked`.
-
     Returns:
         Ascending indices without repetition, and the sums or averages of their rows.
 
@@ -68,11 +58,6 @@ def allreduced(request: Reduction, slices: tf.IndexedSlices) -> tf.IndexedSlices
 
 def gathered(request: Reduction, slices: tf.IndexedSlices, suffix: Any) -> tf.IndexedSlices:
     """Gather rows and add them up, after the ranks have compared their descriptions.
-
-    Args:
-        request: the user's reduction.
-        slices: the slices, from `checked`.
-        suffix: makes the name of this gather unique within the call.
 
     Returns:
         Ascending indices without repetition, and the sums or averages of their rows. As in Horovod, averages of 8-bit

@@ -124,9 +124,7 @@ def gathered(call: Call, tensor: tf.Tensor, signature: Any = "") -> tf.Tensor:
     """Join the ranks' parts, after the arguments have been checked.
 
     Args:
-        call: the call, from `calls.preparing`.
         tensor: this rank's part, of one of the dtypes `MOVED`.
-        signature: the signature, from `calls.signature`.
     """
     carrier, dtype = dtypes.carried(tensor)
     classes = backward.gather_classes(call.job)

@@ -49,10 +49,6 @@ def deduplicated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 def empty(shape: Sequence[int], dtype: tf.DType | str) -> tf.IndexedSlices:
     """Make slices without rows, for a rank that lacks a sparse gradient that other ranks have.
 
-    Args:
-        shape: the shape of the whole table.
-        dtype: the dtype of the values.
-
     Returns:
         Slices with int64 indices [0] and values [0, ...].
     """
@@ -82,7 +78,6 @@ def reduce(
     """Sum or average one sparse gradient over the ranks, eagerly or in a graph; all ranks call it.
 
     Args:
-        job: the runtime of the ranks that take part.
         name: matches the ranks' calls; unique for each tensor of each channel. A second use in one `tf.function` gets
             a number.
         slices: this rank's rows, in any order and with repetitions, with int32 or int64 indices; None if this rank has
@@ -102,7 +97,6 @@ def reduce(
     Raises:
         InvalidError: there are neither slices nor a shape and a dtype.
         MismatchError: the ranks' rows differ in dtype or shape; on all ranks.
-        CommunicationError: a peer is gone or stayed away.
     """
     if not present or slices is None:
         if shape is None or dtype is None:

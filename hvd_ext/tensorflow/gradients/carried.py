@@ -37,9 +37,6 @@ class Held:
     """The gradients that this rank holds because they came after their partial round.
 
     Args:
-        channel: the channel, whose rounds are partial.
-        options: how the gradients are reduced.
-        job: the runtime of the ranks that take part.
         auto: on rank 0 with sync="auto", what chooses the quorum, which is saved too.
     """
 
@@ -66,14 +63,10 @@ class Held:
         return found
 
     def load(self, own: Arrays | None, everyone: Everyone) -> None:
-        """Hold again what `save` returned in an earlier job, between two steps.
+        """Hold again what `save` returned in an earlier job, between two steps; see `Policy.load`.
 
         With another number of ranks, rank 0 holds the sum over the ranks; with op=Average times the ratio of the new
         number to the old one, so that the pending update stays the same.
-
-        Args:
-            own: what this rank has saved; None if the earlier job had no such rank.
-            everyone: returns what each rank of the earlier job has saved.
         """
         engine = self._job.engine
         if own is not None and int(own[_RANKS]) == engine.size:
@@ -109,13 +102,7 @@ class Held:
 
 
 class Delayed:
-    """The result that a channel with a delay has not given yet.
-
-    Args:
-        channel: the channel, whose steps return the results of the steps before them.
-        job: the runtime of the ranks that take part.
-        process_set: these ranks; None for all.
-    """
+    """The result that a channel with a delay has not given yet."""
 
     def __init__(self, channel: Channel, job: Runtime, process_set: ProcessSet | None = None) -> None:
         self._channel, self._job, self._process_set = channel, job, process_set
@@ -154,12 +141,7 @@ class Delayed:
         return {_RANKS: np.array(self._job.engine.size), **saved}
 
     def load(self, own: Arrays | None, everyone: Everyone) -> None:
-        """Return what `save` returned in an earlier job in the next step; all ranks call it alike.
-
-        Args:
-            own: what this rank has saved; None if the earlier job had no such rank.
-            everyone: returns what each rank of the earlier job has saved; all have saved the same.
-        """
+        """Return in the next step what `save` returned on all ranks of an earlier job; see `Policy.load`."""
         arrays = own
         if own is None or int(own.get(_RANKS, 0)) != self._job.engine.size:
             found = None

@@ -20,7 +20,6 @@ class Distribution:
         step: the step under way; None between two steps.
 
     Args:
-        reducer: reduces the gradients.
         outer: refers to the wrapped optimizer.
         local_layers: the layers whose gradients are not reduced.
     """

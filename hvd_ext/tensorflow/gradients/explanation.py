@@ -27,7 +27,6 @@ def explained(reducer: Reducer, file: str | Path | None) -> str:
     """Describe how each list of variables is reduced.
 
     Args:
-        reducer: that of an optimizer or tape.
         file: where to write the layout of the newest channel; None for nowhere.
 
     Returns:
@@ -62,9 +61,6 @@ def say(job: Runtime, name: str, layout: Layout, review: Review | None) -> None:
     """Print the table of a layout on rank 0, if `Options.explain` asks for it.
 
     Args:
-        job: the runtime of the ranks that take part.
-        name: the channel's name.
-        layout: the layout.
         review: what the ranks found when they planned it; None if no times are known yet.
     """
     if job.options.explain and job.engine.rank == 0:
@@ -73,12 +69,6 @@ def say(job: Runtime, name: str, layout: Layout, review: Review | None) -> None:
 
 def of_layout(job: Runtime, name: str, layout: Layout, review: Review | None) -> str:
     """Describe a layout: its buckets with their predicted times, the reasons for them, and the measured step.
-
-    Args:
-        job: the runtime of the ranks that take part.
-        name: the channel's name.
-        layout: the layout.
-        review: what the ranks found when they planned it; None if no times are known yet.
 
     Returns:
         A table, then a line for each reason.
@@ -123,12 +113,7 @@ def of_layout(job: Runtime, name: str, layout: Layout, review: Review | None) ->
 
 
 def of_rounds(job: Runtime, channel: Channel) -> str:
-    """Sum up the rounds of a channel that are over; an empty text if there is none.
-
-    Args:
-        job: the runtime of the ranks that take part.
-        channel: the channel, whose rounds are partial.
-    """
+    """Sum up the rounds of a channel that are over; an empty text if there is none."""
     from rich.console import Console
 
     engine = job.engine

@@ -55,12 +55,7 @@ _tapes: weakref.WeakKeyDictionary[Runtime, list[tuple[list[str], list[list[int]]
 
 
 def of_optimizer(label: str, name: str) -> Identity:
-    """Give an optimizer that is being wrapped its identity.
-
-    Args:
-        label: see `Identity`.
-        name: Keras' name.
-    """
+    """Give an optimizer that is being wrapped its identity."""
     alike = _wrapped.setdefault((label, consensus.unnumbered(name)), [])
     alike.append(name)
     return Identity(label, name, len(alike) - 1)
@@ -71,7 +66,6 @@ def check_names(values: Sequence[Described], ranks: Sequence[int]) -> None:
 
     Args:
         values: of `Identity.described`, by rank.
-        ranks: the numbers of these ranks in the job.
 
     Raises:
         MismatchError: the names differ in more than a number; the message has both ranks' names.
@@ -91,10 +85,8 @@ def check_numbers(job: Runtime, values: Sequence[dict[str, Any]], ranks: Sequenc
     """Check that the ranks' optimizers or tapes, whose names differ at most in numbers, are not two different ones.
 
     Args:
-        job: the runtime of the ranks that take part.
         values: what each rank sent: "identity", of `Identity.described`, and "tensors", the gradients as pairs (name,
             dtype and shape as text).
-        ranks: the numbers of these ranks in the job.
 
     Raises:
         MismatchError: they may be different ones; the message has both ranks' names.

@@ -43,7 +43,6 @@ def kind(gradient: Any, dense: bool) -> str:
     """Return this rank's kind of a gradient.
 
     Args:
-        gradient: a dense tensor, `tf.IndexedSlices` or None.
         dense: whether sparse gradients will be made dense.
     """
     if gradient is None:
@@ -55,10 +54,6 @@ def ready(label: str, gradient: Any, variable: Any, agreed: str, divisor: int) -
     """Convert a gradient to the kind that the ranks have agreed on.
 
     Args:
-        label: the optimizer or tape, for messages.
-        gradient: this rank's gradient.
-        variable: the gradient's variable.
-        agreed: the kind.
         divisor: what a local gradient is divided by.
 
     Returns:
@@ -88,7 +83,6 @@ def scaled(gradient: Any, factor: float) -> Any:
     """Multiply a gradient by a number, in its dtype.
 
     Args:
-        gradient: dense or slices.
         factor: the number; 1 returns the gradient itself.
     """
     if factor == 1:
@@ -102,18 +96,13 @@ def mark_reduced(gradient: Any, by: Any) -> None:
     """Mark a gradient as reduced, so that a second reduction, which would add up sums, is refused.
 
     Args:
-        gradient: dense or slices.
         by: the name of a tape, or an optimizer's `Reducer`.
     """
     gradient._hvd_ext = by
 
 
 def reduced_by(gradient: Any) -> Any:
-    """Return the mark of `mark_reduced`; None for an unmarked gradient, even if it was computed from a marked one.
-
-    Args:
-        gradient: dense, slices or None.
-    """
+    """Return the mark of `mark_reduced`; None for an unmarked gradient, even if it was computed from a marked one."""
     return getattr(gradient, "_hvd_ext", None)
 
 
@@ -121,7 +110,6 @@ def reduced_copy(gradient: Any, by: Any) -> Any:
     """Copy a gradient and mark the copy.
 
     Args:
-        gradient: dense or slices.
         by: as for `mark_reduced`; None for no mark.
     """
     copied = tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
@@ -131,11 +119,6 @@ def reduced_copy(gradient: Any, by: Any) -> Any:
 
 def refuse(label: str, gradient: Any, variable: Any) -> None:
     """Refuse a gradient that cannot be reduced.
-
-    Args:
-        label: the optimizer or tape, for messages.
-        gradient: this rank's gradient, or None.
-        variable: the gradient's variable.
 
     Raises:
         InvalidError: the gradient has been reduced already, is not of a floating dtype, or has not its variable's
@@ -178,14 +161,6 @@ def mark_meeting(variable: Any) -> None:
 
 
 def refuse_meeting(label: str, variable: Any) -> None:
-    """Refuse a variable that `mark_meeting` has marked: with partial rounds no pass may wait for all ranks.
-
-    Args:
-        label: the optimizer or tape, for messages.
-        variable: the variable.
-
-    Raises:
-        InvalidError: it is marked.
-    """
+    """Refuse a variable that `mark_meeting` has marked: with partial rounds no pass may wait for all ranks."""
     if getattr(variable, "_hvd_ext", None) is MEETING:
         raise InvalidError(f"{label}: {compatibility.words('partial rounds', 'SyncBatchNormalization')}")

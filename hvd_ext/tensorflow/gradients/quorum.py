@@ -36,7 +36,6 @@ class AutoQuorum:
 
     Args:
         channel: the channel, whose rounds wait for a quorum; at first all ranks.
-        job: the runtime of the ranks that take part.
     """
 
     def __init__(self, channel: Channel, job: Runtime) -> None:
@@ -82,10 +81,6 @@ def computing_s(recent: Rounds) -> np.ndarray:
 
 def speeds_of(recent: Rounds, staleness: int) -> dict[int, float]:
     """Predict the speed of each quorum.
-
-    Args:
-        recent: rounds in a row, as rank 0 knows them.
-        staleness: the bound of the rounds.
 
     Returns:
         Rounds a second by quorum; nothing where too few times are known.

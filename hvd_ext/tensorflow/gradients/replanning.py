@@ -52,7 +52,6 @@ class Review:
         expected_s: the time of a step as it was predicted when the layout was planned; None if it was not.
         before_s: the predicted time of a step with the layout until then.
         after_s: the predicted time of a step with the new layout.
-        layout: the layout from then on.
         switched: whether it is another one than before.
     """
 
@@ -78,10 +77,6 @@ class Review:
 def following(step: int, every: int) -> int | None:
     """Find the next step after which a channel is planned again.
 
-    Args:
-        step: the number of update steps so far.
-        every: `Options.replan_every`.
-
     Returns:
         The first of 20, 200 and the multiples of `every` that is larger than `step`; None if `every` is 0.
     """
@@ -97,10 +92,7 @@ class Replanning:
         reviews: what was found each time, the newest last; the same on all ranks.
 
     Args:
-        channel: the channel.
-        job: the runtime of the ranks that take part.
         name: the name of the exchanges, the same on all ranks and unique in the job.
-        process_set: the ranks that take part; None for all.
         done: the number of update steps before the channel's first.
     """
 

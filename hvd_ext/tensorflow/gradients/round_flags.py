@@ -60,10 +60,6 @@ class RoundFlags:
 
 
 def partial_reducer(optimizers: Any) -> Reducer | None:
-    """Return the reducer of the first optimizer whose steps do not wait for all ranks; None if there is none.
-
-    Args:
-        optimizers: wrapped or plain.
-    """
+    """Return the reducer of the first optimizer whose steps do not wait for all ranks; None if there is none."""
     found = [reducer_of(one) for one in optimizers]
     return next((one for one in found if one is not None and one.options.partial), None)

@@ -44,7 +44,6 @@ class Weights:
     """The variables of a step that are compared.
 
     Args:
-        names: the names of the variables.
         variables: the variables; in a function that is being traced they may have no values yet.
         broadcast: whether the function broadcasts something before its update.
     """
@@ -73,8 +72,6 @@ class SameStart:
     """The comparison for one list of variables.
 
     Args:
-        label: the optimizer or tape, for messages.
-        job: the runtime of the ranks that take part.
         after_first: the weights may be broadcast after the first step, so that unequal weights are an error only once
             they have changed since that step.
         waits: returns whether a broadcast of the weights is still to come; the same on all ranks.
@@ -132,9 +129,6 @@ class SameStart:
 
     def again(self, weights: Weights) -> tf.Operation | None:
         """Compare the weights again: now if eager, else whenever the function that is being traced runs.
-
-        Args:
-            weights: the weights of the step.
 
         Returns:
             In a function, the operation that must run before the step; None if there is nothing left to compare.
@@ -204,11 +198,7 @@ def _are_equal(ranks: Sequence[dict[str, Any]]) -> bool:
 
 
 def checksums(tensors: Sequence[tf.Tensor]) -> Sums:
-    """Return the CRC-32 of each tensor's bytes; a difference goes unnoticed with a probability of 2**-32.
-
-    Args:
-        tensors: eager tensors.
-    """
+    """Return the CRC-32 of each tensor's bytes; a difference goes unnoticed with a probability of 2**-32."""
     return [zlib.crc32(np.atleast_1d(tensor.numpy()).reshape(-1).view(np.uint8).data) for tensor in tensors]
 
 
@@ -218,11 +208,6 @@ def refuse(
     """Refuse variables whose bits differ between ranks.
 
     Args:
-        label: the start of the message.
-        names: the variables' names.
-        sums: the checksums, by rank.
-        ranks: the numbers of these ranks in the job.
-        advice: what the user can do, for the message.
         when: when the variables must be equal, for the message; begins with a space.
 
     Raises:

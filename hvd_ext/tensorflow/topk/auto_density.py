@@ -24,10 +24,7 @@ class AutoDensity:
     """The gradients' norm over a window of steps, and the density that follows from it, the same on all ranks.
 
     Args:
-        label: the optimizer or tape, for messages.
         name: the prefix of its calls, the same on all ranks and unique in the job.
-        job: the runtime of the ranks that take part.
-        process_set: the process set of these ranks; None for all ranks.
     """
 
     def __init__(self, label: str, name: str, job: Runtime, process_set: Any) -> None:
@@ -46,7 +43,6 @@ class AutoDensity:
         """Add a step to the window, and decide at the window's end.
 
         Args:
-            reduced: the step's reduced gradients.
             rates: the learning rate that each gradient was multiplied by, which is divided out; a gradient with rate 0
                 is left out.
             ok: whether all gradients are finite; otherwise the step is left out.

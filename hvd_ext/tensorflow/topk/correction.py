@@ -23,10 +23,7 @@ class Corrected:
     """The gradients of a step that go through a momentum.
 
     Args:
-        momentum: that they go through.
-        variables: of the gradients.
         gradients: this rank's, with their decays, times their rates.
-        rates: for each of them, float32.
         measured: what the momentum has measured of them; None if it does not measure.
     """
 
@@ -54,13 +51,7 @@ def corrected(
     """Prepare gradients that go through a momentum; all ranks call it in each step.
 
     Args:
-        momentum: that they go through.
-        variables: of the gradients.
-        gradients: this rank's.
         whole: whether the step sends whole gradients, which stay as they are; None: it does not.
-        options: how gradients are reduced.
-        job: the runtime of the ranks that take part.
-        name: matches the ranks' calls.
     """
 
     def unless_whole(value: Any, otherwise: float) -> tf.Tensor:

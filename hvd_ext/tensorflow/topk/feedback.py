@@ -42,12 +42,7 @@ class Feedback:
     """The error feedback of one list of gradients, over all its channels.
 
     Args:
-        label: the optimizer or tape, for messages.
-        options: options with a `TopK`.
-        job: the runtime of the ranks that take part.
         first_step: the number of update steps so far; the same on all ranks.
-        momentum: that the gradients go through; None for none.
-        keys: of the list's variables.
         name: the prefix of its exchanges, the same on all ranks and unique in the job.
         ends: whether many skipped steps in a row are an error; not with a loss scale, which may still be searching.
     """
@@ -115,8 +110,6 @@ class Feedback:
         """End a step: its residuals and velocities are kept if all gradients are finite, and dropped otherwise.
 
         Args:
-            channel: the channel that has reduced the step.
-            reduced: all reduced gradients of the step, dense and sparse.
             rates: for each gradient the learning rate that it was multiplied by; 1 if there was none.
 
         Returns:
@@ -148,9 +141,6 @@ class Feedback:
 
         Args:
             channels: the open channels of the list, the newest first.
-
-        Returns:
-            Arrays by name.
         """
         arrays: Arrays = {}
         for channel in channels:
@@ -168,10 +158,6 @@ class Feedback:
 
     def was_whole(self, own: Arrays | None, everyone: Everyone) -> bool | None:
         """Tell whether the state of an earlier job is of whole gradients, and should be here; all ranks call it.
-
-        Args:
-            own: the state that this rank saved; None if the earlier job had no such rank.
-            everyone: returns the state of each rank of the earlier job.
 
         Returns:
             None if no rank can read the state.
@@ -196,12 +182,7 @@ class Feedback:
         multiplied by the ratio of the new number of ranks to the old one, so that the pending update stays the same.
 
         Args:
-            channel: an open channel.
-            own: the state that this rank saved; None if the earlier job had no such rank.
             everyone: returns the state of each rank of the earlier job; called only if the shape is another one.
-
-        Raises:
-            HvdExtError: another rank failed.
         """
         engine, name = self._job.engine, f"{self._name}: residuals and velocities"
         pieces = residuals.pieces(channel, engine)
@@ -300,7 +281,6 @@ def tell_of_momentum(label: str, how: str) -> None:
     """Warn that the momentum is lost because momentum_correction was switched on or off; one rank calls it.
 
     Args:
-        label: the optimizer, for the message.
         how: "with" or "without": whether the training before used momentum_correction.
     """
     _LOG.warning("%s: trained %s momentum_correction until now: momentum restarts from zero", label, how)

@@ -34,10 +34,8 @@ class Piece:
     """A run of elements of one tensor that a rank keeps.
 
     Args:
-        which: `RESIDUAL` or `VELOCITY`.
         tensor: the tensor's index in its list of variables.
         offset: the place of the first element in the tensor.
-        count: the number of elements.
         name: the tensor's name, for people who read the file.
         bucket: the bucket's number in the channel; 0 for a piece of a file.
         place: the place of the first element in the rank's share of the bucket.
@@ -63,12 +61,7 @@ class Piece:
 
 
 def pieces(channel: Channel, engine: Engine) -> list[Piece]:
-    """List the pieces that this rank keeps for a channel, in the order of buckets and places.
-
-    Args:
-        channel: an open channel.
-        engine: the channel's engine.
-    """
+    """List the pieces that this rank keeps for a channel, in the order of buckets and places."""
     found = []
     for number, bucket in enumerate(channel.layout.buckets):
         if bucket.selection is None:
@@ -90,10 +83,6 @@ def pieces(channel: Channel, engine: Engine) -> list[Piece]:
 def read(channel: Channel, engine: Engine) -> Arrays:
     """Copy this rank's residuals and velocities of a channel, between two steps.
 
-    Args:
-        channel: an open channel.
-        engine: the channel's engine.
-
     Returns:
         float32 arrays by the pieces' keys.
     """
@@ -113,8 +102,6 @@ def write(channel: Channel, engine: Engine, arrays: Arrays) -> None:
     """Set this rank's residuals and velocities of a channel, between two steps; pieces without an array become 0.
 
     Args:
-        channel: an open channel.
-        engine: the channel's engine.
         arrays: float32 arrays by the keys of this channel's pieces.
     """
     by_where = {parsed(key, array).where: array for key, array in arrays.items()}
@@ -130,13 +117,7 @@ def write(channel: Channel, engine: Engine, arrays: Arrays) -> None:
 
 
 def scale_velocities(channel: Channel, engine: Engine, factor: float) -> None:
-    """Multiply this rank's velocities of a channel, between two steps.
-
-    Args:
-        channel: an open channel.
-        engine: the channel's engine.
-        factor: the factor.
-    """
+    """Multiply this rank's velocities of a channel, between two steps."""
     for bucket in {piece.bucket for piece in pieces(channel, engine) if piece.which == VELOCITY}:
         share = np.zeros(engine.state(channel.handle, bucket)[1], np.float32)
         engine.read_state(channel.handle, bucket, _WHICH[VELOCITY], share)
@@ -145,12 +126,7 @@ def scale_velocities(channel: Channel, engine: Engine, factor: float) -> None:
 
 
 def parsed(key: str, array: np.ndarray) -> Piece:
-    """Make a piece from its key in a file.
-
-    Args:
-        key: the key, from `Piece.key`.
-        array: the array of this key.
-    """
+    """Make a piece from its key in a file."""
     which, tensor, offset, name = key.split("/", 3)
     return Piece(which, int(tensor), int(offset), int(array.size), name)
 
@@ -165,17 +141,11 @@ def redistributed(
     all ranks are added up, and the first rank that keeps the element now gets the sum. What no rank had is 0.
 
     Args:
-        job: the runtime of the ranks that take part.
-        name: the name of the calls, the same on all ranks.
         own: what this rank kept, from `read`.
         wanted: the pieces that this rank keeps now.
-        process_set: the ranks that take part; None for all.
 
     Returns:
         float32 arrays by the keys of `wanted`.
-
-    Raises:
-        CommunicationError: a peer is gone or stayed away.
     """
     import tensorflow as tf
 
@@ -223,20 +193,10 @@ def summed(
     """Reduce what all ranks keep of some tensors to whole tensors, between two steps; all ranks call it.
 
     Args:
-        channel: an open channel.
-        job: the runtime of the ranks that take part.
-        name: the name of the calls, the same on all ranks.
-        which: `RESIDUAL` or `VELOCITY`.
         places: the tensors' places, the same on all ranks.
-        op: `Sum` or `Average` over the ranks.
-        factor: multiplies the results.
-        process_set: the ranks that take part; None for all.
 
     Returns:
         For each place a float32 array of the tensor's shape, with equal bits on all ranks.
-
-    Raises:
-        CommunicationError: a peer is gone or stayed away.
     """
     import tensorflow as tf
 
@@ -262,12 +222,7 @@ def summed(
 
 
 def nearest(tree: Tree, rank: int) -> list[int]:
-    """Sort the ranks of a cluster by how far they are from one: itself, its host, its rack, the others.
-
-    Args:
-        tree: the cluster.
-        rank: the rank.
-    """
+    """Sort the ranks of a cluster by how far they are from one: itself, its host, its rack, the others."""
     found, branches, node = [rank], [], tree.root
     while node.children:
         branches.append(node)
@@ -283,8 +238,6 @@ def sources(
     """Find who has the elements that a rank needs.
 
     Args:
-        kept: the pieces that each rank has.
-        wanted: the pieces that the rank needs.
         candidates: the ranks that may have them; the first one counts.
 
     Returns:
@@ -341,7 +294,6 @@ def claims(wanted: Sequence[Sequence[Where]], rank: int) -> list[np.ndarray]:
 
     Args:
         wanted: for each rank the `where` of its pieces.
-        rank: the rank.
 
     Returns:
         A boolean mask for each of the rank's pieces.
@@ -361,10 +313,8 @@ def regrouped(own: Sequence[Piece], masks: Sequence[np.ndarray], states: Iterabl
     """Add up the residuals and velocities of all ranks of an earlier job, for the elements of this rank.
 
     Args:
-        own: this rank's pieces.
         masks: the elements of these pieces that get a sum, from `claims`; the others become 0.
         states: the arrays that each rank of the earlier job saved, from `read`; read one after another.
-        scale: multiplies every sum.
 
     Returns:
         float32 arrays by the pieces' keys; each sum is computed in float64 and rounded once.

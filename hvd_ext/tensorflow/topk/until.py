@@ -33,10 +33,6 @@ class Until:
     """The switch of one channel.
 
     Args:
-        channel: an open channel with a `whole`.
-        feedback: the error feedback of the list of gradients, which counts its update steps.
-        options: options with a `TopK` that has an `until`.
-        job: the runtime of the ranks that take part.
         name: the name of the exchanges, the same on all ranks and unique in the job.
         momentum: the momentum that was taken over from the optimizer, and that it gets back; None for none.
         keys: a key for each of the channel's tensors, by which the momentum knows its variable.
