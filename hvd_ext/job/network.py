@@ -39,7 +39,7 @@ class Network:
 
 
 def wanted(options: Options, size: int) -> bool:
-    """Whether a job measures its links: something is left to choose, no topology was given, and it is not switched off."""
+    """Whether a job measures its links: no topology was given, something is left to choose, and `probe` allows it."""
     left = options.algorithm == "auto" or (options.replan_every > 0 and not is_file(options.buckets))
     return options.topology is None and options.probe != "off" and left and size > 1
 

@@ -19,11 +19,9 @@ def say(job: Runtime) -> None:
     Args:
         job: the job that ends; its process sets count too.
     """
-    of_sets = [one._runtime for one in job.process_sets.values()]
-    for owner in (job, *of_sets):
-        if owner is not None:
-            with contextlib.suppress(HvdExtError):  # of an engine that has failed
-                _say_of_channels(owner)
+    for owner in (job, *job.subsets.values()):
+        with contextlib.suppress(HvdExtError):  # of an engine that has failed
+            _say_of_channels(owner)
 
 
 def _say_of_channels(owner: Runtime) -> None:

@@ -107,7 +107,6 @@ def _join(
     _exit["failed"] = False
     log.set_rank(running.rank, running.size)
     _watch_exit()
-    job: runtime.Runtime | None = None
     try:
         launch.check_size(plan, running.size)
         launch.warn_of_unheeded(os.environ, running.rank)
@@ -125,8 +124,7 @@ def _join(
     except BaseException:
         # An error that all ranks share leaves nothing running, so that init() may be called again.
         _exit["failed"] = running.stop()
-        if job is not None:
-            sets.forget(job)
+        sets.forget()
         raise
 
 
@@ -150,7 +148,7 @@ def shutdown() -> None:
     failed = _exit["failed"]
     if failed:  # the other ranks may soon end this process
         write_trace()
-    sets.forget(job)
+    sets.forget()
     _exit["failed"] = job.engine.stop() or failed
     if not failed:
         write_trace()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from hvd_ext.errors import NotInitializedError
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
     from hvd_ext.engine.partial import Partial
     from hvd_ext.job.network import Network
-    from hvd_ext.job.process_sets import ProcessSet
     from hvd_ext.options import Options
     from hvd_ext.planning.layout import Layout
     from hvd_ext.planning.model import LogicalPlan
@@ -65,8 +65,8 @@ class Runtime:
         self.options = options
         self.hosts = hosts
         self.plans: dict[int, LogicalPlan] = {}  # by handle
-        self.process_sets: dict[int, ProcessSet] = {}  # only in the job's runtime: the sets that were added, by id
-        self.last_process_set = 0  # the id of the newest set
+        self.subsets: dict[int, Runtime] = {}  # of a job: those of the process sets that this rank is in, by number
+        self.last_process_set = 0  # the number of the newest set
         self._agreements: dict[str, threading.RLock] = {}
         self._handles: dict[int, int] = {}
         self._prepared: dict[tuple[str, str | int, int], Prepared] = {}
@@ -135,105 +135,46 @@ class Runtime:
         return self.engine.open_channel(name, layout, self.prepare, described)
 
     def allreduce(self, nbytes: int, algorithm: str | None = None) -> Prepared:
-        """Prepare an allreduce.
+        """Prepare an allreduce of a buffer of this size.
 
         Args:
-            nbytes: the size of the buffer.
             algorithm: a name or "auto"; None for the algorithm of the options.
-
-        Returns:
-            The prepared plan.
 
         Raises:
             PlanError: the algorithm is unknown, or cannot run on the topology.
         """
-        from hvd_ext.planning import planner
-
-        algorithm = self.options.algorithm if algorithm is None else algorithm
-        with self._lock:
-            key = ("allreduce", algorithm, nbytes)
-            if key not in self._prepared:
-                chosen = planner.allreduce_plan(self.tree, algorithm, nbytes=nbytes)
-                self._prepared[key] = self._made(chosen.plan, nbytes)
-            return self._prepared[key]
+        chosen = self.options.algorithm if algorithm is None else algorithm
+        return self._once(
+            "allreduce", nbytes, lambda plans: plans.allreduce_plan(self.tree, chosen, nbytes=nbytes).plan, chosen
+        )
 
     def all_gather(self, nbytes: int) -> Prepared:
-        """Prepare an all-gather.
-
-        Args:
-            nbytes: the size of the result.
-
-        Returns:
-            The prepared plan.
-        """
-        from hvd_ext.planning import planner
-
-        with self._lock:
-            key = ("all_gather", "", nbytes)
-            if key not in self._prepared:
-                self._prepared[key] = self._made(planner.all_gather_plan(self.tree), nbytes)
-            return self._prepared[key]
+        """Prepare an all-gather with a result of this size."""
+        return self._once("all_gather", nbytes, lambda plans: plans.all_gather_plan(self.tree))
 
     def broadcast(self, nbytes: int, root: int) -> Prepared:
-        """Prepare a broadcast.
-
-        Args:
-            nbytes: the size of the buffer.
-            root: the rank whose buffer all ranks receive.
-
-        Returns:
-            The prepared plan.
-
-        Raises:
-            PlanError: the root is not a rank.
-        """
-        from hvd_ext.planning import planner
-
-        with self._lock:
-            key = ("broadcast", root, nbytes)
-            if key not in self._prepared:
-                self._prepared[key] = self._made(planner.broadcast_plan(self.tree, root), nbytes)
-            return self._prepared[key]
+        """Prepare a broadcast of a buffer of this size; `PlanError` if the root is not a rank."""
+        return self._once("broadcast", nbytes, lambda plans: plans.broadcast_plan(self.tree, root), root)
 
     def reduce_scatter(self, nbytes: int) -> Prepared:
-        """Prepare a reduce-scatter.
-
-        Args:
-            nbytes: the size of the buffer.
-
-        Returns:
-            The prepared plan.
-        """
-        from hvd_ext.planning import planner
-
-        with self._lock:
-            key = ("reduce_scatter", "", nbytes)
-            if key not in self._prepared:
-                self._prepared[key] = self._made(planner.reduce_scatter_plan(self.tree), nbytes)
-            return self._prepared[key]
+        """Prepare a reduce-scatter of a buffer of this size."""
+        return self._once("reduce_scatter", nbytes, lambda plans: plans.reduce_scatter_plan(self.tree))
 
     def all_to_all(self, nbytes: int) -> Prepared:
-        """Prepare an all-to-all.
+        """Prepare an all-to-all of a rank's buffer of this size."""
+        return self._once("all_to_all", nbytes, lambda plans: plans.all_to_all_plan(self.tree))
 
-        Args:
-            nbytes: the size of a rank's buffer.
-
-        Returns:
-            The prepared plan.
-        """
-        from hvd_ext.planning import planner
+    def _once(self, kind: str, nbytes: int, plan_of: Callable[[Any], LogicalPlan], variant: str | int = "") -> Prepared:
+        """Plan a collective at its first use, for the grain of pipelining of this size."""
+        from hvd_ext.planning import grain, ir, planner
 
         with self._lock:
-            key = ("all_to_all", "", nbytes)
+            key = (kind, variant, nbytes)
             if key not in self._prepared:
-                self._prepared[key] = self._made(planner.all_to_all_plan(self.tree), nbytes)
+                plan = plan_of(planner)
+                segment_nbytes = grain.segment_nbytes(plan, nbytes, self.tree)
+                self._prepared[key] = Prepared(self.prepare(plan), ir.digest(plan), segment_nbytes, plan.algorithm)
             return self._prepared[key]
-
-    def _made(self, plan: LogicalPlan, nbytes: int) -> Prepared:
-        from hvd_ext.planning import grain, ir
-
-        segment_nbytes = grain.segment_nbytes(plan, nbytes, self.tree)
-        return Prepared(self.prepare(plan), ir.digest(plan), segment_nbytes, plan.algorithm)
 
 
 _current: Runtime | None = None

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import process_sets, runtime
+from hvd_ext.job import process_sets
 from hvd_ext.job.process_sets import ProcessSet
 from hvd_ext.options import Sum
 from hvd_ext.tensorflow.collectives.single import allreduce
@@ -87,8 +87,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         if given is None or isinstance(given, ProcessSet):
             return given
         wanted = ProcessSet(given)  # a list of ranks from a configuration: find the set of these ranks
-        sets = [process_sets.global_process_set, *runtime.current().process_sets.values()]
-        return next((one for one in sets if one.ranks == wanted.ranks), wanted)
+        return next((subset for subset in process_sets.added() if subset.ranks == wanted.ranks), wanted)
 
 
 def _ranks(process_set: Any) -> list[int] | None:

@@ -62,7 +62,7 @@ def optimizers(model: Any) -> list[Any]:
 
 
 def wrapped(optimizer: Any) -> list[Distributed]:
-    """List what `DistributedOptimizer` has wrapped: an optimizer, or those inside of it (loss scaling, several parts)."""
+    """List the wrapped optimizers: this one, or those inside of it (loss scaling, several parts)."""
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
     inside = [found for one in inner if one is not None for found in wrapped(one)]
     return [optimizer, *inside] if isinstance(optimizer, Distributed) else inside

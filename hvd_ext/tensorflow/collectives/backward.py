@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import process_sets, runtime
+from hvd_ext.job import runtime
 from hvd_ext.job.runtime import Prepared, Runtime
 from hvd_ext.options import Average, ReduceOp, Sum
 from hvd_ext.tensorflow import ops
@@ -94,10 +94,9 @@ def _rows(prepared: list[Prepared]) -> dict[str, list[int]]:
 def _job(op: Any) -> Runtime:
     """Find the runtime of the forward call: the handle of the call's plan begins with its engine's generation."""
     job = runtime.current()
-    for one in (None, *job.process_sets.values()):
-        found = process_sets.runtime_of(one)
-        if found is not None and found.engine.generation == op.get_attr("plans")[0] >> 32:
-            return found
+    for owner in (job, *job.subsets.values()):
+        if owner.engine.generation == op.get_attr("plans")[0] >> 32:
+            return owner
     raise InvalidError(
         "gradient of a collective: since the collective ran, its process set was removed or hvd_ext was shut down"
     )
