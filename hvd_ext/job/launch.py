@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Mapping
 
 from hvd_ext import options
 from hvd_ext.errors import CommunicationError, InvalidError
+from hvd_ext.job.log import logger
 from hvd_ext.options import environment
 
-logger = logging.getLogger("hvd_ext")
 _said: set[str] = set()  # what this process has been warned of
 
 # variable with the number of ranks -> who sets it

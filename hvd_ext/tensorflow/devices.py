@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import os
 import platform
 from collections.abc import Iterable, Sequence
@@ -16,9 +15,9 @@ import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, runtime
+from hvd_ext.job.log import logger
 from hvd_ext.options import compatibility
 
-logger = logging.getLogger("hvd_ext")
 HOST = "CPU:0"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _said: set[str] = set()  # the warnings that this process has logged

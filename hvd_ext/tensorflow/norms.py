@@ -17,6 +17,7 @@ from hvd_ext.errors import NativeLibraryError
 from hvd_ext.job.runtime import Runtime
 from hvd_ext.tensorflow import devices, ops, sharing
 from hvd_ext.tensorflow.collectives import calls, single
+from hvd_ext.tensorflow.gradients import kinds
 
 BLOCK = 65536
 # The length of a sketch. It gives the norm of a longer tensor with a standard deviation of 1 / sqrt(2 SKETCH), 4 %,
@@ -118,13 +119,13 @@ def apply_lars(
 ) -> None:
     """Update float32 variables by one step of LARS; see the op's text in tf_ops/ops/lars.cc."""
     ops.library().hvd_ext_apply_lars(
-        [_tensorflows(one).handle for one in weights],
-        [_tensorflows(one).handle for one in velocities],
+        [kinds.inner(variable).handle for variable in weights],
+        [kinds.inner(variable).handle for variable in velocities],
         list(gradients),
         scales,
         momentum,
         rate,
-        decays=[float(one) for one in decays],
+        decays=[float(decay) for decay in decays],
         nesterov=nesterov,
     )
 
@@ -143,10 +144,6 @@ def _is_there() -> bool:
         return hasattr(ops.library(), "hvd_ext_apply_lars")  # a library of an earlier version does not have it
     except NativeLibraryError:
         return False
-
-
-def _tensorflows(variable: Any) -> tf.Variable:
-    return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 def _elements(tensor: tf.Tensor) -> int:

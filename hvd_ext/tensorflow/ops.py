@@ -139,29 +139,12 @@ def allgather(name: Any, tensor: tf.Tensor, signature: Any = "", **attributes: A
     return library().hvd_ext_allgather(name, tensor, signature, **attributes)
 
 
-def broadcast(name: Any, tensor: tf.Tensor, root: int, signature: Any = "", **attributes: Any) -> tf.Tensor:
-    """Give all ranks the root's tensor; see the op's text in tf_ops/ops/collective.cc."""
-    return library().hvd_ext_broadcast(name, tensor, signature, root=root, **attributes)
-
-
-def reducescatter(
-    name: Any, tensor: tf.Tensor, op: int, wire: str = "", signature: Any = "", **attributes: Any
-) -> tf.Tensor:
-    """Give each rank its part of the sum; see the op's text in tf_ops/ops/collective.cc."""
-    return library().hvd_ext_reducescatter(name, tensor, signature, reduce_op=op, wire=wire, **attributes)
-
-
 def alltoall(
     name: Any, tensor: tf.Tensor, splits: tf.Tensor, has_splits: bool, signature: Any = "", **attributes: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Give each rank rows of every rank; see the op's text in tf_ops/ops/collective.cc."""
     result, received = library().hvd_ext_alltoall(name, tensor, signature, splits, has_splits=has_splits, **attributes)
     return result, received
-
-
-def barrier(name: Any, signature: Any = "", **attributes: Any) -> tf.Operation | None:
-    """Wait for all ranks; see the op's text in tf_ops/ops/collective.cc."""
-    return library().hvd_ext_barrier(name, signature, **attributes)
 
 
 @contextlib.contextmanager

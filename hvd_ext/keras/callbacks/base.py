@@ -20,12 +20,6 @@ class Callback(Hooks, keras.callbacks.Callback):
     """A callback of Keras 3 that the `fit` of Keras 2 (tf_keras) takes as well."""
 
 
-def variables(optimizer: Any) -> list[Any]:
-    """List the variables of an optimizer of Keras 3 or Keras 2; some of Keras 2 have a method for it."""
-    own = optimizer.variables
-    return list(own() if callable(own) and not isinstance(own, list) else own)
-
-
 def is_built(optimizer: Any) -> bool:
     """Tell whether an optimizer of Keras 3 or Keras 2 has its slots."""
     if _is_legacy(optimizer):

@@ -10,6 +10,7 @@ from hvd_ext.job.process import size
 from hvd_ext.keras.callbacks import base
 from hvd_ext.keras.callbacks.progress import one_bar
 from hvd_ext.keras.optimizers import models
+from hvd_ext.keras.optimizers.comparable import variables_of
 from hvd_ext.tensorflow import layers
 from hvd_ext.tensorflow.collectives.objects import allgather_object
 from hvd_ext.tensorflow.collectives.variables import broadcast_variables
@@ -138,7 +139,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         return [weight for weight in weights if kinds.key(weight) not in self._local]
 
     def _slots(self, optimizer: Any) -> list[Any]:
-        own = base.variables(optimizer)
+        own = variables_of(optimizer)
         ids = {id(variable) for variable in own}
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         trained = list(getattr(inner, "_trainable_variables", ()))

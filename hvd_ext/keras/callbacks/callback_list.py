@@ -9,7 +9,8 @@ import keras
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.job.process import rank
-from hvd_ext.keras.callbacks import base
+from hvd_ext.keras.callbacks.additive import is_keras
+from hvd_ext.keras.callbacks.base import Callback
 from hvd_ext.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvd_ext.keras.callbacks.caches import CacheLogs
 from hvd_ext.keras.callbacks.ending import EndTogether
@@ -99,7 +100,7 @@ def synchronized(
     writers = tuple(only_on_root)
     own = [one for one in given if rank() == 0 or not (_is(one, _WRITERS) or isinstance(one, writers))]
     for callback in own:
-        if rank() != 0 and _is_keras(type(callback)) and isinstance(getattr(callback, "verbose", None), int):
+        if rank() != 0 and is_keras(type(callback)) and isinstance(getattr(callback, "verbose", None), int):
             callback.verbose = 0
     first = [_RestoreFirst(callback) for callback in restoring if rank() == 0]
     # `Checkpoint` saves what the others have changed, and its own ranks agree on stopping
@@ -129,7 +130,7 @@ def _backups_first(callbacks: list[Any]) -> list[Any]:
     return [*before, *backups, *(callback for callback in behind if callback not in backups)]
 
 
-class _RestoreFirst(base.Callback):
+class _RestoreFirst(Callback):
     """Lets a callback restore before the broadcast; in its own place of the list it restores once more."""
 
     def __init__(self, other: Any) -> None:
@@ -160,20 +161,16 @@ def _is_callback(value: Any) -> bool:
     return hasattr(value, "on_epoch_end")
 
 
-def _is_keras(kind: type) -> bool:
-    return kind.__module__.split(".")[0] in ("keras", "tf_keras")
-
-
 def _is(callback: Any, names: tuple[str, ...]) -> bool:
     """Tell whether a callback is one of these classes of Keras 3 or Keras 2, or derived from one."""
-    return any(kind.__name__ in names and _is_keras(kind) for kind in type(callback).__mro__)
+    return any(kind.__name__ in names and is_keras(kind) for kind in type(callback).__mro__)
 
 
 def _may_stop_within_an_epoch(callback: Any) -> bool:
     if _is(callback, ("TerminateOnNaN",)) or any(name in vars(callback) for name in _STEPS):  # LambdaCallback
         return True
     for kind in type(callback).__mro__:
-        if _is_keras(kind) or kind.__module__.split(".")[0] == "hvd_ext":
+        if is_keras(kind) or kind.__module__.split(".")[0] == "hvd_ext":
             return False
         if any(name in vars(kind) for name in _STEPS):
             return True

@@ -31,7 +31,7 @@ class SameHyperparameters(base.Callback):
         if size() == 1:
             return
         found: dict[tuple[tuple[int, ...], str], str] = {}
-        wrapped = [one for outer in models.optimizers(self.model) for one in models.wrapped(outer)]
+        wrapped = models.distributed(self.model)
         for number, optimizer in enumerate(wrapped):
             reducer = optimizer._hvd_ext.reducer
             job = process_sets.runtime_of(reducer.options.process_set)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_ext.errors import MismatchError
+from hvd_ext.job.log import logger
 from hvd_ext.job.process import rank
 from hvd_ext.keras.callbacks import additive, base
 from hvd_ext.keras.callbacks.caches import CacheLogs
@@ -20,7 +20,6 @@ from hvd_ext.tensorflow.collectives.objects import allgather_object
 Value: TypeAlias = "float | np.ndarray"
 State: TypeAlias = "list[list[np.ndarray]]"  # the variables of each metric
 _NAME = "MetricAverageCallback"
-_LOG = logging.getLogger("hvd_ext")
 _CONTAINERS = ("CompileMetrics", "MetricsList")  # of Keras 3, with metrics in them
 _NO_METRIC = "no state of a metric gives this value"
 _BY_BATCH = "Keras gives all batches the same weight in it, and the batches differ in size"
@@ -237,7 +236,7 @@ def _say(name: str, words: str) -> None:
     if (name, words) not in _said:
         _said.add((name, words))
         if rank() == 0:
-            _LOG.warning("log %r: %s", name, words)
+            logger.warning("log %r: %s", name, words)
 
 
 def _has(metrics: dict[str, Value], prefix: str) -> bool:

@@ -93,10 +93,9 @@ class AverageStatistics(base.Callback):
 def _statistics(model: Any) -> list[Any]:
     """List the floating-point variables of a model of Keras 3 or Keras 2 that are not trained and not local."""
     local: set[Any] = set()
-    for optimizer in models.optimizers(model):
-        for one in models.wrapped(optimizer):
-            local |= one._hvd_ext.reducer.local_keys
-            local |= {kinds.key(weight) for layer in one._hvd_ext.local_layers for weight in layer.weights}
+    for optimizer in models.distributed(model):
+        local |= optimizer._hvd_ext.reducer.local_keys
+        local |= {kinds.key(weight) for layer in optimizer._hvd_ext.local_layers for weight in layer.weights}
     return [
         variable
         for variable in model.non_trainable_weights

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
+from hvd_ext.tensorflow.gradients import kinds
 from hvd_ext.tensorflow.gradients.distribution import reducer_of
 
 # The attributes in which optimizers keep velocities that contain the learning rate. Muon has none: it applies the rate
@@ -56,7 +56,7 @@ class Velocities:
         if not slots:
             return
         if [id(slot) for slot in slots] != [id(slot) for slot in self._of]:
-            self._of, self._scale = slots, _scaling([_tensorflows(slot) for slot in slots])
+            self._of, self._scale = slots, _scaling([kinds.inner(slot) for slot in slots])
         self._scale(tf.constant(ratio, tf.float64))
 
 
@@ -74,10 +74,6 @@ def _slots_of(kind: type) -> Callable[[Any], list[Any]]:
     return lambda optimizer: (
         list(getattr(optimizer, attribute, ())) if getattr(optimizer, "rate_in_momentum", True) else []
     )
-
-
-def _tensorflows(slot: Any) -> tf.Variable:
-    return slot.value if isinstance(slot, keras.Variable) else slot
 
 
 def _scaling(slots: list[tf.Variable]) -> Any:

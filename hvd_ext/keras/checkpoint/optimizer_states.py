@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from hvd_ext import state
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job import runtime
+from hvd_ext.job.log import logger
 from hvd_ext.keras.optimizers.models import optimizers
 from hvd_ext.keras.optimizers.momentum import MomentumTaken
 from hvd_ext.state import arrays, manifest
@@ -25,7 +25,6 @@ from hvd_ext.tensorflow.gradients.reducer import Reducer
 from hvd_ext.tensorflow.topk import feedback, residuals
 from hvd_ext.tensorflow.topk.feedback import Arrays, Everyone
 
-_LOG = logging.getLogger("hvd_ext")
 _NAME = re.compile(r"(top-k|held|delayed): optimizer (\d+), variables (\d+)")
 _OF_TAPES = re.compile(r"(top-k|held|delayed|buckets): tape")
 _LAYOUT_NAME = re.compile(r"buckets: optimizer (\d+), variables (\d+)")
@@ -53,7 +52,7 @@ def collect(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:
             if own is not None:
                 found[f"{what}: optimizer {index}, variables {number}"] = dict(own)
             elif runtime.current().engine.rank == 0:
-                _LOG.warning(
+                logger.warning(
                     "%s: saved before its first step on another number of ranks: what the ranks carry over (%s) is "
                     "not in this checkpoint, but in the one that was restored",
                     reducer.label,
@@ -102,7 +101,7 @@ def restore(
         if what == "top-k" and index < len(optimizers(model)):
             _tell_of_dropped(optimizers(model)[index], states.get(owner), saved[owner])
         elif runtime.current().engine.rank == 0:
-            _LOG.warning("Checkpoint: it was saved with other options, and is dropped: %s", owner)
+            logger.warning("Checkpoint: it was saved with other options, and is dropped: %s", owner)
     for index, optimizer in enumerate(optimizers(model)):
         if index in by_optimizer:
             reducers[index].restore(by_optimizer[index])
@@ -131,7 +130,7 @@ def _tell_of_dropped(optimizer: Any, own: Arrays | None, everyone: Everyone) -> 
         found.append(next(iter(everyone())) if own is None else own)
     label = getattr(reducer_of(optimizer), "label", optimizer.name)
     if any(key.startswith(residuals.RESIDUAL) and np.any(array) for one in found for key, array in one.items()):
-        _LOG.warning(
+        logger.warning(
             "%s: it was saved with TopK, and its residuals are lost; call hvd_ext.flush() before saving", label
         )
     if any(map(feedback.had_momentum, found)):

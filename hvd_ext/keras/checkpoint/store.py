@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
-import logging
 import platform
 import shutil
 import time
@@ -23,13 +22,12 @@ from hvd_ext import state
 from hvd_ext.data import position
 from hvd_ext.errors import CheckpointError, HvdExtError, InvalidError
 from hvd_ext.job import consensus, runtime
+from hvd_ext.job.log import logger
 from hvd_ext.keras.checkpoint import callback_states, model_state, optimizer_states
 from hvd_ext.state import arrays, folder, manifest
 from hvd_ext.state.arrays import Sections
 from hvd_ext.state.manifest import File, Manifest
 from hvd_ext.tensorflow import layers
-
-_LOG = logging.getLogger("hvd_ext")
 
 # Sections of a rank's file; each owner of hvd_ext.state has one, whose name begins with the last of these.
 _WEIGHTS, _SEEDS, _METRICS, _RANDOM, _OWNER = "weights", "seeds", "metrics", "random", "state:"
@@ -147,7 +145,7 @@ class Store:
             megabytes, seconds = sum(file.nbytes for file in files) / 1e6, time.monotonic() - start_s
             name = folder.path_of(self._directory, self._serial).name
             words = "%s: saved (%s): epoch %d, batch %d; %.1f MB in %.2f s"
-            _LOG.info(words, name, reason, epoch, step, megabytes, seconds)
+            logger.info(words, name, reason, epoch, step, megabytes, seconds)
         return next((answer["signal"] for answer in answers if answer["signal"]), None)
 
     def find(self, must: bool) -> tuple[Path, Manifest] | None:
@@ -175,7 +173,7 @@ class Store:
             )
         if self._newest[best] and self._rank == 0:
             name = folder.path_of(self._directory, self._newest[best]).name
-            _LOG.warning(
+            logger.warning(
                 "Checkpoint: rank %d has %s, but no checkpoint is complete on all ranks: training starts over",
                 best,
                 name,
@@ -194,11 +192,11 @@ class Store:
         position.restore(found.data)
         left = optimizer_states.restore(self._model, owned, path, found, _OWNER)
         if self._rank == 0:
-            _LOG.info("%s: restored: epoch %d, batch %d", path.name, found.epoch, found.step)
+            logger.info("%s: restored: epoch %d, batch %d", path.name, found.epoch, found.step)
             if not alike:
                 words = "%s: saved by %d ranks, restored on %d: all ranks get rank 0's model; dropped: %s"
                 dropped = [*found.own, *left, "seeds, random state and the state of callbacks"]
-                _LOG.warning(words, path.name, found.ranks, self._job.engine.size, ", ".join(dropped))
+                logger.warning(words, path.name, found.ranks, self._job.engine.size, ", ".join(dropped))
 
     def restore_variables(self, path: Path, found: Manifest) -> bool:
         """Restore the model of a checkpoint that `find` has found, and no registered state; all ranks call it.
@@ -337,7 +335,7 @@ class Store:
             if self._leads:
                 folder.prune(self._directory, self._keep)
         except OSError as error:
-            _LOG.warning("Checkpoint: rank %d cannot remove an old checkpoint: %s", self._rank, error)
+            logger.warning("Checkpoint: rank %d cannot remove an old checkpoint: %s", self._rank, error)
 
     def _offer(self, waiting: list[int]) -> dict[str, Any] | None:
         """Find the next checkpoint whose model's file is whole, on rank 0."""
@@ -367,7 +365,7 @@ class Store:
 
     def _pass_over(self, words: str) -> None:
         if self._rank == 0:
-            _LOG.warning("Checkpoint: skipped: %s", words)
+            logger.warning("Checkpoint: skipped: %s", words)
 
     def _load(self, path: Path, found: Manifest) -> None:
         """Set the variables of the model and of its optimizers, and the random generators."""

@@ -24,8 +24,8 @@ from hvd_ext.tensorflow.gradients.same_start import checksums, refuse
 _applied: weakref.WeakKeyDictionary[Reducer, tf.Variable] = weakref.WeakKeyDictionary()
 
 
-def settings(optimizer: keras.optimizers.Optimizer, label: str) -> dict[str, Any]:
-    """Give what decides an update of an optimizer of Keras 3 and lives in Python, where no broadcast reaches it.
+def settings(optimizer: Any, label: str) -> dict[str, Any]:
+    """Give what decides an update of an optimizer of Keras and lives in Python, where no broadcast reaches it.
 
     Returns:
         Plain values by name, which must be equal on all ranks.
@@ -34,22 +34,18 @@ def settings(optimizer: keras.optimizers.Optimizer, label: str) -> dict[str, Any
         InvalidError: the optimizer is used inside a distribution strategy, or a loss-scale optimizer that is not
             wrapped.
     """
-    refuse_strategy(label)
-    _refuse_loss_scale_around(optimizer, label)
-    return {"the optimizer's class": optimizer.__class__.__name__, **_of_config(optimizer, "the optimizer's")}
-
-
-def refuse_strategy(label: str) -> None:
-    """Refuse a tf.distribute strategy around a step: it would reduce the gradients as well.
-
-    Raises:
-        InvalidError: the current scope is that of a strategy.
-    """
     if tf.distribute.has_strategy():
         raise InvalidError(
             f"optimizer {label!r}: it cannot run inside a tf.distribute strategy as well; leave the strategy out and "
             "start one process per device"
         )
+    _refuse_loss_scale_around(optimizer, label)
+    values: dict[str, Any] = {}
+    inner = getattr(optimizer, "inner_optimizer", None)
+    for owner, part in (("the optimizer's", optimizer), ("the inner optimizer's", inner)):
+        if part is not None:
+            values |= {f"{owner} class": part.__class__.__name__, **comparable(part, owner)}
+    return values
 
 
 def same_weights(
@@ -98,15 +94,6 @@ def same_weights(
         return
     due = tf.equal(applied.assign_add(1, read_value=True) % (every * passes), 0)
     tf.cond(due, compared, lambda: tf.constant(True))
-
-
-def _of_config(optimizer: keras.optimizers.Optimizer, whose: str) -> dict[str, Any]:
-    found = comparable(optimizer, whose)
-    inner = getattr(optimizer, "inner_optimizer", None)
-    if inner is not None:
-        found["the inner optimizer's class"] = inner.__class__.__name__
-        found |= _of_config(inner, "the inner optimizer's")
-    return found
 
 
 def _refuse_loss_scale_around(optimizer: keras.optimizers.Optimizer, label: str) -> None:

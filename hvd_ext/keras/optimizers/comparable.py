@@ -12,7 +12,7 @@ import inspect
 import json
 import types
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -69,10 +69,10 @@ def current(optimizer: Any) -> dict[str, Any]:
         found["learning_rate"] = float(optimizer.learning_rate)
     config, _ = configuration(optimizer)
     found |= {key: _plain(value) for key, value in config.items() if key not in _MAY_DIFFER}
-    inside = () if inner is None else _variables(inner)
+    inside = [] if inner is None else variables_of(inner)
     lists = [value for key, value in vars(optimizer).items() if isinstance(value, list) and key != "_variables"]
     left_out = {id(one) for value in (*lists, inside, [optimizer.iterations]) for one in value}  # slots, too
-    for one in _variables(optimizer):
+    for one in variables_of(optimizer):
         if tuple(one.shape) == () and id(one) not in left_out:
             found.setdefault(one.name.partition(":")[0], one.numpy().item())
     words = {key: repr(value) for key, value in found.items()}
@@ -96,9 +96,10 @@ def configuration(optimizer: Any) -> tuple[dict[str, Any], dict[str, Callable[..
     return {key: value for key, value in config.items() if key not in schedules}, schedules
 
 
-def _variables(optimizer: Any) -> Sequence[Any]:
+def variables_of(optimizer: Any) -> list[Any]:
+    """List the variables of an optimizer of Keras 3 or Keras 2; some of Keras 2 have a method for it."""
     variables = optimizer.variables
-    return variables() if callable(variables) else variables
+    return list(variables() if callable(variables) else variables)
 
 
 @contextlib.contextmanager

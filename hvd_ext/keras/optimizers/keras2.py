@@ -22,7 +22,6 @@ import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.keras.optimizers import checks, models
-from hvd_ext.keras.optimizers.comparable import comparable
 from hvd_ext.keras.optimizers.keras2_accumulation import Accumulation, Pairs
 from hvd_ext.keras.optimizers.wrapper import Distributed, put_in_front
 from hvd_ext.options import Sum, compatibility as features
@@ -239,7 +238,7 @@ class Keras2(Distributed):
     def _reduced(self, pairs: Pairs, steps: tf.Variable) -> Pairs:
         gradients, variables = zip(*pairs, strict=True)
         reducer = self._hvd_ext.reducer
-        step = reducer.begin(list(gradients), list(variables), lambda: _settings(self, reducer.label))
+        step = reducer.begin(list(gradients), list(variables), lambda: checks.settings(self, reducer.label))
         return list(zip(step.reduce_all(steps), variables, strict=True))
 
     def _marked(self, pairs: Pairs) -> Pairs:
@@ -311,19 +310,6 @@ def _asked(plain: Any, arguments: Any, keywords: Any) -> bool:
     given = inspect.signature(plain).bind_partial(None, *arguments, **keywords).arguments
     given = {**given, **given.get("kwargs", {})}
     return not given.get(_SKIP, False) and bool(given.get(_AGGREGATE, True))
-
-
-def _settings(optimizer: Any, label: str) -> dict[str, Any]:
-    """Give what must be the same on all ranks, as `checks.settings` does for Keras 3."""
-    checks.refuse_strategy(label)
-    found: dict[str, Any] = {}
-    for whose, one in (("the optimizer's", optimizer), ("the inner optimizer's", _inner(optimizer))):
-        if one is None:
-            continue
-        found[f"{whose} class"] = one.__class__.__name__
-        with tf.init_scope():  # the configuration reads variables, also while a step is traced
-            found |= comparable(one, whose)
-    return found
 
 
 def _inner(optimizer: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_ext.keras.optimizers.wrapper import only_if
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow.gradients import kinds
 
@@ -71,17 +72,7 @@ class Accumulation:
 
     def when_due(self, then: Callable[[], Any]) -> None:
         """Call a function if the newest pass was the last one before an update; a graph gets the call as a branch."""
-        due = self._due()
-        if tf.executing_eagerly():
-            if due:
-                then()
-            return
-
-        def full() -> tf.Tensor:
-            then()
-            return tf.constant(0)
-
-        tf.cond(due, full, lambda: tf.constant(0))
+        only_if(self._due(), then)
 
     def _due(self) -> tf.Tensor:
         assert self._passes is not None

@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import functools
 import gc
-import logging
 import weakref
 from typing import Any
 
 import keras
 
 from hvd_ext.job import runtime
+from hvd_ext.job.log import logger
 from hvd_ext.keras.optimizers import xla
 from hvd_ext.keras.optimizers.wrapper import Distributed, Wrapper
 from hvd_ext.tensorflow import layers
-
-_LOG = logging.getLogger("hvd_ext")
 
 # What a training step of Keras' own consists of.
 _OWN = {name: getattr(keras.Model, name) for name in ("train_step", "compute_metrics", "get_metrics_result")}
@@ -68,6 +66,11 @@ def wrapped(optimizer: Any) -> list[Distributed]:
     return [optimizer, *inside] if isinstance(optimizer, Distributed) else inside
 
 
+def distributed(model: Any) -> list[Distributed]:
+    """List the wrapped optimizers of a model."""
+    return [optimizer for outer in optimizers(model) for optimizer in wrapped(outer)]
+
+
 def drop_traced_steps(optimizer: Any, model_class: type) -> None:
     """Make models that have trained with a plain optimizer trace their step again, now that it is wrapped."""
     for candidate in gc.get_objects():
@@ -99,12 +102,12 @@ def _watched_making(plain: Any) -> Any:
     @functools.wraps(plain)
     def make_train_function(model: Any, force: bool = False) -> Any:
         made = getattr(model, "train_function", None) is not None and not force
-        distributed = [] if made else [one for outer in optimizers(model) for one in wrapped(outer)]
-        for optimizer in distributed:
+        watched = [] if made else distributed(model)
+        for optimizer in watched:
             optimizer._hvd_ext.reducer.layer_states = functools.partial(
                 _layer_states, weakref.ref(model), weakref.ref(optimizer)
             )
-        if not distributed or not isinstance(model, keras.Model) or model.run_eagerly or not model.jit_compile:
+        if not watched or not isinstance(model, keras.Model) or model.run_eagerly or not model.jit_compile:
             return plain(model, force)
         if not _divides(model):
             model.jit_compile = False
@@ -152,7 +155,7 @@ def _divides(model: Any) -> bool:
 def _warn_of_plain(model: Any) -> None:
     job = runtime.current_or_none()
     if job is not None and job.engine.size > 1 and job.engine.rank == 0:
-        _LOG.warning(
+        logger.warning(
             "model %r: it was compiled with a distributed optimizer before, and now with a plain one (%s): in fit each "
             "of the %d ranks would train alone; compile it with hvd_ext.DistributedOptimizer(...) again",
             model.name,
@@ -166,7 +169,7 @@ def _say_without_xla(model: keras.Model) -> None:
     if model not in _said and (job is None or job.engine.rank == 0):
         _said.add(model)
         # info would not be seen unless the user has set up logging
-        _LOG.warning(
+        logger.warning(
             "model %r: jit_compile is switched off: its optimizer communicates, XLA cannot, and only Keras' own step "
             "is divided for it; compile(..., jit_compile=False) says the same without this line",
             model.name,

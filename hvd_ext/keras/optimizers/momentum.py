@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -98,6 +98,7 @@ class OfSGD(Momentum):
     """
 
     optimizer: weakref.ref[Any] = dataclasses.field(compare=False, repr=False)
+    _sign: ClassVar[int] = -1  # the slots of SGD are the negatives of velocities
 
     def rates(self, variables: Sequence[Any]) -> list[Any]:
         """Give the learning rate of the step under way for each variable."""
@@ -107,12 +108,9 @@ class OfSGD(Momentum):
         return [optimizer._get_current_learning_rate()] * len(variables)
 
     def give_back(self, velocities: Mapping[Any, NDArray[np.float32]]) -> None:
-        """Add velocities to the slots of SGD, which are their negatives."""
-        self._add(velocities, -1)
-
-    def _add(self, velocities: Mapping[Any, NDArray[np.float32]], sign: int) -> None:
+        """Add velocities to the optimizer's slots."""
         optimizer = self.optimizer()
-        factor = np.float32(sign * passes_factor(optimizer._hvd_ext.reducer))
+        factor = np.float32(self._sign * passes_factor(optimizer._hvd_ext.reducer))
         with tf.init_scope():
             for variable, slot in zip(optimizer._trainable_variables, optimizer.momentums, strict=True):
                 velocity = velocities.get(kinds.key(variable))
@@ -128,6 +126,8 @@ class OfLARS(OfSGD):
     whose norm the trust ratio needs. The ranks add up sketches of their gradients (`norms.sketches`) instead, while
     the step is under way, and the next step uses their norms.
     """
+
+    _sign: ClassVar[int] = 1
 
     @property
     def measures(self) -> bool:
@@ -169,10 +169,6 @@ class OfLARS(OfSGD):
         before = self._norms.read_value()
         after = tf.tensor_scatter_nd_update(before, places, measured)
         self._norms.assign(tf.where(ok, after, before), read_value=False)
-
-    def give_back(self, velocities: Mapping[Any, NDArray[np.float32]]) -> None:
-        """Add velocities to the slots."""
-        self._add(velocities, 1)
 
     def save(self, keys: Sequence[Any]) -> dict[str, NDArray[Any]]:
         """Copy the norms of the gradients of these variables."""

@@ -16,6 +16,7 @@ gradient divided by P, which is the gradient of the average loss. For reducescat
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -45,31 +46,13 @@ def summed(
     return ops.allreduce(name, tensor, op=int(op), wire=wire, **rows, **more)
 
 
-def gather_classes(job: Runtime) -> dict[str, list[int]]:
-    """Return the op's attributes for an allgather: a single size class, because the parts' sizes are not known.
+def one_class(prepare: Callable[[int], Prepared]) -> dict[str, list[int]]:
+    """Return an op's attributes for a collective of parts whose sizes are not known: a single size class.
 
     Args:
-        job: the runtime of the ranks that take part.
+        prepare: the method of `Runtime` that plans the collective.
     """
-    return {**_rows([job.all_gather(_GATHER_NBYTES)]), "limits": [_GATHER_NBYTES]}
-
-
-def scatter_classes(job: Runtime) -> dict[str, list[int]]:
-    """Return the op's attributes for a reducescatter.
-
-    Args:
-        job: the runtime of the ranks that take part.
-    """
-    return {**_rows([job.reduce_scatter(_GATHER_NBYTES)]), "limits": [_GATHER_NBYTES]}
-
-
-def alltoall_classes(job: Runtime) -> dict[str, list[int]]:
-    """Return the op's attributes for an alltoall.
-
-    Args:
-        job: the runtime of the ranks that take part.
-    """
-    return {**_rows([job.all_to_all(_GATHER_NBYTES)]), "limits": [_GATHER_NBYTES]}
+    return _rows([prepare(_GATHER_NBYTES)], [_GATHER_NBYTES])
 
 
 def broadcast_classes(job: Runtime, root: int) -> dict[str, list[int]]:
@@ -82,12 +65,12 @@ def broadcast_classes(job: Runtime, root: int) -> dict[str, list[int]]:
     return _rows([job.broadcast(limit, root) for limit in runtime.SIZE_CLASSES])
 
 
-def _rows(prepared: list[Prepared]) -> dict[str, list[int]]:
+def _rows(prepared: list[Prepared], limits: Sequence[int] = runtime.SIZE_CLASSES) -> dict[str, list[int]]:
     return {
-        "limits": list(runtime.SIZE_CLASSES),
-        "plans": [one.plan for one in prepared],
-        "digests": [one.digest for one in prepared],
-        "segments": [one.segment_nbytes for one in prepared],
+        "limits": list(limits),
+        "plans": [row.plan for row in prepared],
+        "digests": [row.digest for row in prepared],
+        "segments": [row.segment_nbytes for row in prepared],
     }
 
 
@@ -123,7 +106,7 @@ def _allreduce_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
 def _allgather_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
     job = _job(op)
     own = tf.shape(op.inputs[1], out_type=tf.int64)[:1]
-    sizes = ops.allgather(_name(op, ".sizes"), own, **gather_classes(job))
+    sizes = ops.allgather(_name(op, ".sizes"), own, **one_class(job.all_gather))
     begin = tf.reduce_sum(sizes[: job.engine.rank])
     return _to_tensor(op, summed(job, _name(op), gradient, Average)[begin : begin + own[0]])
 
@@ -144,12 +127,12 @@ def _reducescatter_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | No
     job = _job(op)
     if op.get_attr("reduce_op") == Sum:
         gradient *= tf.cast(job.engine.size, gradient.dtype)
-    return _to_tensor(op, ops.allgather(_name(op), gradient, **gather_classes(job)))
+    return _to_tensor(op, ops.allgather(_name(op), gradient, **one_class(job.all_gather)))
 
 
 @tf.RegisterGradient("HvdExt>Alltoall")
 def _alltoall_gradient(op: Any, gradient: tf.Tensor, _: tf.Tensor) -> list[tf.Tensor | None]:
-    result, _ = ops.alltoall(_name(op), gradient, op.outputs[1], has_splits=True, **alltoall_classes(_job(op)))
+    result, _ = ops.alltoall(_name(op), gradient, op.outputs[1], has_splits=True, **one_class(_job(op).all_to_all))
     return _to_tensor(op, result)
 
 

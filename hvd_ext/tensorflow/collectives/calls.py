@@ -113,11 +113,9 @@ def described(tensor: tf.Tensor, free: bool = False) -> Any:
     return tf.strings.join([name, "[", joined, "]"])
 
 
-def agree(call: Call, signature: Any) -> tf.Operation | None:
-    """Wait for all ranks, and compare a signature that no tensor carries.
-
-    Returns:
-        The operation while a graph is built, else None.
-    """
+def agree(call: Call, signature: Any) -> list[tf.Operation]:
+    """Wait for all ranks, and compare a signature that no tensor carries; returns the operation of a graph."""
     with ops.translated():
-        return ops.barrier(call.name, signature, counted=call.counted, engine=call.job.engine.generation)
+        attributes = {"counted": call.counted, "engine": call.job.engine.generation}
+        operation = ops.library().hvd_ext_barrier(call.name, signature, **attributes)
+    return [] if operation is None else [operation]

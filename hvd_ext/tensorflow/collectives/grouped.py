@@ -76,7 +76,7 @@ def grouped_allreduce(
     before: list[Any] = []
     agreed = not by_dtype or any(isinstance(one, tf.IndexedSlices) for one in members)
     if agreed:
-        before = _agree(call, signature)
+        before = calls.agree(call, signature)
     for dtype, indices in by_dtype.items():
         part = dataclasses.replace(request, call=_part(call, dtype) if agreed else call)
         with tf.control_dependencies(before):
@@ -205,17 +205,11 @@ def _part(call: Call, suffix: str) -> Call:
     return dataclasses.replace(call, name=f"{call.name}/{suffix}")
 
 
-def _agree(call: Call, signature: Any) -> list[Any]:
-    """Compare a group whose first tensor cannot carry its signature; returns the operations that must run first."""
-    done = calls.agree(call, signature)
-    return [] if done is None else [done]
-
-
 def _each(
     call: Call, members: list[Any], signature: Any, run: Callable[[Call, Any, Any], tf.Tensor]
 ) -> list[tf.Tensor]:
     if not members:
-        _agree(call, signature)
+        calls.agree(call, signature)
         return []
     first = run(call, members[0], signature)
     with tf.control_dependencies([first]):

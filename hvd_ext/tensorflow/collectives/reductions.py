@@ -77,8 +77,9 @@ class Reduction:
         """
 
         def run(call: Call, wide: tf.Tensor, op: ReduceOp, wire: str, **more: Any) -> tf.Tensor:
-            more |= backward.scatter_classes(call.job)
-            return ops.reducescatter(call.name, wide, op=int(op), wire=wire, counted=call.counted, **more)
+            more |= {"counted": call.counted, **backward.one_class(call.job.reduce_scatter)}
+            signature = more.pop("signature")
+            return ops.library().hvd_ext_reducescatter(call.name, wide, signature, reduce_op=int(op), wire=wire, **more)
 
         return self._applied(run, "reducescatter", tensor, signature)
 

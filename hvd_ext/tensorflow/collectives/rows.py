@@ -51,8 +51,8 @@ def allreduced(request: Reduction, slices: tf.IndexedSlices) -> tf.IndexedSlices
         MismatchError: the ranks' values, op, compression or factors differ; on all ranks.
     """
     values = calls.described(slices.values, free=True)
-    done = calls.agree(request.call, request.full_signature("allreduce of IndexedSlices", values))
-    with tf.control_dependencies([] if done is None else [done]):
+    agreed = calls.agree(request.call, request.full_signature("allreduce of IndexedSlices", values))
+    with tf.control_dependencies(agreed):
         return gathered(request, slices, "rows")
 
 

@@ -127,7 +127,7 @@ def gathered(call: Call, tensor: tf.Tensor, signature: Any = "") -> tf.Tensor:
         tensor: this rank's part, of one of the dtypes `MOVED`.
     """
     carrier, dtype = dtypes.carried(tensor)
-    classes = backward.gather_classes(call.job)
+    classes = backward.one_class(call.job.all_gather)
     with ops.translated():
         result = ops.allgather(call.name, carrier, signature, dtype=dtype, counted=call.counted, **classes)
     return dtypes.unpacked(result, tensor.dtype)
@@ -163,9 +163,10 @@ def broadcast(
         root = consensus.place_of_root(call.job.engine, root_rank)
         tensor = dtypes.converted("broadcast", tensor, MOVED)
         carrier, dtype = dtypes.carried(tensor)
-        classes = backward.broadcast_classes(call.job, root)
+        attributes = {"root": root, "dtype": dtype, "counted": call.counted}
+        attributes |= backward.broadcast_classes(call.job, root)
     with ops.translated():
-        result = ops.broadcast(call.name, carrier, root, dtype=dtype, counted=call.counted, **classes)
+        result = ops.library().hvd_ext_broadcast(call.name, carrier, "", **attributes)
     return dtypes.unpacked(result, tensor.dtype)
 
 
@@ -254,7 +255,7 @@ def alltoall(
                 "for each rank"
             )
         carrier, dtype = dtypes.carried(tensor)
-        attributes = {"dtype": dtype, "counted": call.counted, **backward.alltoall_classes(call.job)}
+        attributes = {"dtype": dtype, "counted": call.counted, **backward.one_class(call.job.all_to_all)}
     with ops.translated():
         given = splits is not None
         result, received = ops.alltoall(call.name, carrier, tf.cast(counts, tf.int64), has_splits=given, **attributes)
@@ -278,4 +279,4 @@ def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> t
     """
     with calls.preparing("barrier", name, process_set) as call:
         pass
-    return calls.agree(call, "")
+    return next(iter(calls.agree(call, "")), None)

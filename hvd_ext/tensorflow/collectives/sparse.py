@@ -16,13 +16,12 @@ import tensorflow as tf
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import Compression, Sum
 from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.collectives import backward
 
 if TYPE_CHECKING:
     from hvd_ext.job.runtime import Runtime
     from hvd_ext.options.gradients import GradientOptions
 
-# The ranks' parts differ in size, so the grain cannot depend on them; it is the grain of this medium size.
-_GATHER_NBYTES = 1 << 20
 # These dtypes are added in float32, because a sum drifts if it is rounded to 8 bits after every addition.
 _HALVES = (tf.float16, tf.bfloat16)
 # The indices of tables with fewer rows are sent in 4 bytes.
@@ -130,15 +129,7 @@ def _summed(indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor
 
 
 def _gathered(job: Runtime, name: str, part: tf.Tensor) -> tf.Tensor:
-    prepared = job.all_gather(_GATHER_NBYTES)
-    return ops.allgather(
-        ops.call_name("allgather", name, job),
-        part,
-        limits=[_GATHER_NBYTES],
-        plans=[prepared.plan],
-        digests=[prepared.digest],
-        segments=[prepared.segment_nbytes],
-    )
+    return ops.allgather(ops.call_name("allgather", name, job), part, **backward.one_class(job.all_gather))
 
 
 def _divisors(job: Runtime, options: GradientOptions) -> tuple[float, float]:

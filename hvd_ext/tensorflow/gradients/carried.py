@@ -5,7 +5,6 @@ Both are saved with a checkpoint, like the residuals of `TopK` (`hvd_ext.tensorf
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_ext.errors import HvdExtError
+from hvd_ext.job.log import logger
 from hvd_ext.options import Sum
 from hvd_ext.tensorflow.collectives.objects import broadcast_object
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hvd_ext.planning.tensors import Tensor
     from hvd_ext.tensorflow.gradients.channel import Channel
     from hvd_ext.tensorflow.gradients.quorum import AutoQuorum
-
-_LOG = logging.getLogger("hvd_ext")
 
 Arrays = dict[str, np.ndarray]
 Everyone = Callable[[], Iterable[Arrays]]
@@ -77,7 +75,7 @@ class Held:
             try:
                 self._write(self._sums(everyone()))
             except (HvdExtError, OSError, KeyError) as error:
-                _LOG.warning(
+                logger.warning(
                     "%s: it was saved by a job of another number of ranks, and rank 0 cannot read the files of all of "
                     "them, so the gradients that were held are dropped: %s: %s; save to a disk that all ranks share",
                     self._channel.name,
@@ -149,7 +147,7 @@ class Delayed:
                 try:
                     found = next(iter(everyone()), None)
                 except (HvdExtError, OSError) as error:
-                    _LOG.warning("%s: the result that was late is dropped: %s", self._channel.name, error)
+                    logger.warning("%s: the result that was late is dropped: %s", self._channel.name, error)
             name, root = f"{self._channel.name}: late result", self._job.engine.ranks[0]
             arrays = broadcast_object(found, root, name=name, process_set=self._process_set)
         if arrays and self._there is not None:

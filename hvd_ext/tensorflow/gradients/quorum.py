@@ -7,20 +7,18 @@ the fastest: among speeds that are alike, the most gradients on time.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hvd_ext.job import banner
+from hvd_ext.job.log import logger
 from hvd_ext.simulation import rounds as simulated
 
 if TYPE_CHECKING:
     from hvd_ext.engine.partial import Rounds
     from hvd_ext.job.runtime import Runtime
     from hvd_ext.tensorflow.gradients.channel import Channel
-
-_LOG = logging.getLogger("hvd_ext")
 
 EVERY = 100  # rounds between two choices
 NEARLY = 0.97  # of the speed of the fastest quorum
@@ -61,7 +59,7 @@ class AutoQuorum:
                 banner.say(self._job, f"{self._channel.name}: after round {step - 1}: {why(speeds)}")
             self._job.engine.at_step(self._channel.handle, step + EVERY, self._choose)
         except Exception as error:
-            _LOG.warning("%s: its quorum stays at %d: %s", self._channel.name, self.quorum, error)
+            logger.warning("%s: its quorum stays at %d: %s", self._channel.name, self.quorum, error)
 
 
 def computing_s(recent: Rounds) -> np.ndarray:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hvd_ext.errors import HvdExtError, PlanError
 from hvd_ext.job import banner, consensus, network
+from hvd_ext.job.log import logger
 from hvd_ext.planning.layout import Layout
 from hvd_ext.planning.prediction import predict
 from hvd_ext.planning.step_times import StepTimes
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from hvd_ext.job.process_sets import ProcessSet
     from hvd_ext.job.runtime import Runtime
     from hvd_ext.tensorflow.gradients.channel import Channel
-
-_LOG = logging.getLogger("hvd_ext")
 
 # the names of what is saved
 _LAYOUT, _UPDATES, _SETTINGS = "layout", "updates", "settings"
@@ -151,7 +149,7 @@ class Replanning:
         except PlanError as error:  # alike on all ranks
             why = str(error)
         if why and job.engine.rank == 0:
-            _LOG.warning("%s: its saved buckets cannot be used, and are planned again: %s", self._name, why)
+            logger.warning("%s: its saved buckets cannot be used, and are planned again: %s", self._name, why)
         self._done = updates - here
         self._wait(updates)
 
@@ -176,7 +174,7 @@ class Replanning:
                 banner.say(self._job, f"{self._channel.name}: {review}")
                 explanation.say(self._job, self._channel.name, review.layout, review)
         except Exception as error:
-            _LOG.warning("%s: its buckets could not be planned again after step %d: %s", self._name, step, error)
+            logger.warning("%s: its buckets could not be planned again after step %d: %s", self._name, step, error)
         if self._channel.is_open:
             self._wait(step)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_ext.compression.density import Auto
+from hvd_ext.job.log import logger
 from hvd_ext.tensorflow import ops
 
 if TYPE_CHECKING:
     from hvd_ext.job.runtime import Runtime
-
-_LOG = logging.getLogger("hvd_ext")
 
 _NAMES = ("auto density", "auto norm", "auto sum", "auto steps")
 
@@ -96,7 +94,7 @@ class AutoDensity:
 
     def _log(self, before: tf.Tensor, chosen: tf.Tensor, old: tf.Tensor, new: tf.Tensor) -> bool:
         if float(before) != float(chosen):
-            _LOG.info(
+            logger.info(
                 "%s: density %g from now on, it was %g: the norm of the gradients over %d steps was %.3g, and %.3g "
                 "before; a change of %g or more raises the density",
                 self._label,

@@ -7,7 +7,6 @@ plans. Residuals and velocities differ.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from hvd_ext.compression import density
 from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job import consensus
+from hvd_ext.job.log import logger
 from hvd_ext.options import Sum
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow import ops
@@ -28,8 +28,6 @@ from hvd_ext.tensorflow.topk.auto_density import AutoDensity
 if TYPE_CHECKING:
     from hvd_ext.job.runtime import Runtime
     from hvd_ext.tensorflow.gradients.channel import Channel
-
-_LOG = logging.getLogger("hvd_ext")
 
 Arrays = dict[str, np.ndarray]
 Everyone = Callable[[], Iterable[Arrays]]
@@ -212,7 +210,7 @@ class Feedback:
         lacking = next((rank for rank, one in enumerate(troubles) if one), None)
         if lacking is not None:
             if engine.rank == 0:
-                _LOG.warning(
+                logger.warning(
                     "%s: it was saved by a job of another shape, and rank %d cannot read the files of all ranks, so "
                     "its residuals and velocities are dropped: %s; save to a disk that all ranks share",
                     self._label,
@@ -224,7 +222,7 @@ class Feedback:
         residuals.write(channel, engine, arrays)
         self._go_on(first, pieces)
         if engine.rank == 0 and not channel.is_whole:
-            _LOG.info("%s: residuals and velocities are redistributed over %d ranks", self._label, engine.size)
+            logger.info("%s: residuals and velocities are redistributed over %d ranks", self._label, engine.size)
 
     def move(self, old: Channel, new: Channel) -> None:
         """Move the state from a channel to the one that replaces it; all ranks call it, between two steps."""
@@ -262,7 +260,7 @@ class Feedback:
     def _log_skipped(self) -> bool:
         count = self.skipped
         if str(count).strip("0") == "1":  # 1, 10, 100, ...
-            _LOG.warning(
+            logger.warning(
                 "%s: a gradient of step %d is not finite: all ranks have skipped the step, and the residuals are "
                 "unchanged; %d steps so far",
                 self._label,
@@ -283,7 +281,7 @@ def tell_of_momentum(label: str, how: str) -> None:
     Args:
         how: "with" or "without": whether the training before used momentum_correction.
     """
-    _LOG.warning("%s: trained %s momentum_correction until now: momentum restarts from zero", label, how)
+    logger.warning("%s: trained %s momentum_correction until now: momentum restarts from zero", label, how)
 
 
 def _pieces_only(first: Arrays, others: Iterable[Arrays]) -> Iterable[Arrays]:

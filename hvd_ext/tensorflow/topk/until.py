@@ -6,7 +6,6 @@ as when buckets are planned again: a traced graph knows channels and tensors and
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job import banner, consensus
+from hvd_ext.job.log import logger
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.tensorflow.gradients import explanation
 from hvd_ext.tensorflow.topk import residuals
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from hvd_ext.planning.layout import Layout
     from hvd_ext.tensorflow.gradients.channel import Channel
     from hvd_ext.tensorflow.topk.feedback import Feedback
-
-_LOG = logging.getLogger("hvd_ext")
 
 
 class Until:
@@ -92,7 +90,7 @@ class Until:
             if left > 0 or not self._switched(number):
                 self._look_at(number + (max(1, left) if self._alone else 1))
         except Exception as error:
-            _LOG.error("%s: it could not change to whole gradients, and is closed: %s", channel.name, error)
+            logger.error("%s: it could not change to whole gradients, and is closed: %s", channel.name, error)
             channel.close()  # the ranks may no longer agree
 
     def _switched(self, number: int) -> bool:
