@@ -158,8 +158,8 @@ def start_set(job: Engine, ranks: Sequence[int], number: int, options: Options) 
         CommunicationError: an MPI call failed.
     """
     engine, place = ctypes.c_int64(), ctypes.c_int32()
-    given = (native.int32s(ranks), len(ranks), number, ctypes.byref(_config(options)))
-    _call("hvd_ext_start_set", job.generation, *given, ctypes.byref(engine), ctypes.byref(place))
+    arguments = (native.int32s(ranks), len(ranks), number, ctypes.byref(_config(options)))
+    _call("hvd_ext_start_set", job.generation, *arguments, ctypes.byref(engine), ctypes.byref(place))
     return Engine(engine.value, place.value, ranks)
 
 

@@ -92,8 +92,8 @@ def check(name: str, version: str) -> None:
 
 def numbers(version: str) -> tuple[int, ...]:
     """Return the numbers that a version begins with: (2, 21, 0) for "2.21.0-rc1"; empty if there are none."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def pip(*requirements: str) -> str:

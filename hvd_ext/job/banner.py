@@ -49,11 +49,13 @@ def optimizer_line(name: str, layout: Layout, options: GradientOptions) -> str:
     text = f"{name}: {_many(len(layout.buckets), 'bucket')}, {sum(layout.nbytes) / 1e6:.3g} MB of gradients"
     counts = Counter(bucket.choice.algorithm for bucket in layout.buckets if bucket.choice is not None)
     if layout.largest.choice is not None:
-        names = [one if len(counts) == 1 else f"{one} ({count})" for one, count in counts.most_common()]
+        names = [
+            algorithm if len(counts) == 1 else f"{algorithm} ({count})" for algorithm, count in counts.most_common()
+        ]
         text += f"; algorithm {', '.join(names)}: {layout.largest.choice.why}"
     topk = options.topk
     if topk is not None:
-        selecting = sum(one.selection is not None and one.selection.dense_above > 0 for one in layout.buckets)
+        selecting = sum(bucket.selection is not None and bucket.selection.dense_above > 0 for bucket in layout.buckets)
         text += f"; TopK(density={topk.density!r}) in {_many(selecting, 'bucket')}"
         text += "" if topk.until is None else f" until update step {topk.until}"
     if options.partial:

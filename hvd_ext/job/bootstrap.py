@@ -51,8 +51,8 @@ def joined(running: engine.Engine, settings: options.Options, comm: Any) -> runt
     if tree is None:
         from hvd_ext.job import network
 
-        found = network.of_job(running, hosts, settings)
-        return runtime.Runtime(running, found.tree, settings, hosts, found)
+        network_of_job = network.of_job(running, hosts, settings)
+        return runtime.Runtime(running, network_of_job.tree, settings, hosts, network_of_job)
     return runtime.Runtime(running, tree, settings, hosts)
 
 

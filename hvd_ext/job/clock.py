@@ -49,7 +49,7 @@ class Stamps:
     machine: str
 
 
-def estimate(mine: Stamps, root: Stamps) -> Clock:
+def estimate(local: Stamps, root: Stamps) -> Clock:
     """Bound the offset between two clocks.
 
     Args:
@@ -58,10 +58,10 @@ def estimate(mine: Stamps, root: Stamps) -> Clock:
     Returns:
         The estimate; its offset and uncertainty are 0 if both ranks read the clock of one machine.
     """
-    low = max(a - e for a, e in zip(mine.announced, root.ended, strict=True))
-    high = min(e - a for e, a in zip(mine.ended, root.announced, strict=True))
+    low = max(a - e for a, e in zip(local.announced, root.ended, strict=True))
+    high = min(e - a for e, a in zip(local.ended, root.announced, strict=True))
     # A container may have its own clock; then 0 lies outside of the bounds.
-    if mine.machine and mine.machine == root.machine and low <= 0 <= high:
+    if local.machine and local.machine == root.machine and low <= 0 <= high:
         return Clock(0, 0)
     return Clock((low + high) // 2, (high - low + 1) // 2)
 

@@ -36,24 +36,24 @@ def exchange(engine: Engine, name: str, make: Callable[[], Any]) -> list[Any]:
             `HvdExtError`.
         CommunicationError: a peer is gone or stayed away.
     """
-    own: Exception | None = None
+    failure: Exception | None = None
     try:
         message: dict[str, Any] = {"value": make()}
     except Exception as error:  # whatever the error is, the other ranks must learn of it
-        own = error
+        failure = error
         message = {"error": type(error).__name__, "text": str(error)}
     payload = json.dumps(message).encode()
     answers = [json.loads(answer) for answer in engine.exchange(name, payload)]
     failed = [(rank, answer) for rank, answer in enumerate(answers) if "error" in answer]
     if not failed:
         return [answer["value"] for answer in answers]
-    if own is not None and not isinstance(own, HvdExtError):
-        raise own
+    if failure is not None and not isinstance(failure, HvdExtError):
+        raise failure
     rank, answer = failed[0]
     exception = getattr(errors, answer["error"], None)
     if isinstance(exception, type) and issubclass(exception, HvdExtError):
-        raise exception(_with_rank(engine.ranks[rank], answer["text"], len(answers))) from own
-    raise HvdExtError(f"{name}: rank {engine.ranks[rank]} failed with {answer['error']}: {answer['text']}") from own
+        raise exception(_with_rank(engine.ranks[rank], answer["text"], len(answers))) from failure
+    raise HvdExtError(f"{name}: rank {engine.ranks[rank]} failed with {answer['error']}: {answer['text']}") from failure
 
 
 def place_of_root(engine: Engine, root_rank: object) -> int:
@@ -146,8 +146,8 @@ def unnumbered(name: str) -> str:
 
 def numbers(name: str) -> list[int]:
     """Return the number that Keras has appended to each part of a variable's name; 0 where it has not."""
-    found = [_NUMBER.findall(part) for part in name.split("/")]
-    return [int(last[-1][1:]) if last else 0 for last in found]
+    suffixes = [_NUMBER.findall(part) for part in name.split("/")]
+    return [int(last[-1][1:]) if last else 0 for last in suffixes]
 
 
 def alike(name: str, other: str) -> bool:

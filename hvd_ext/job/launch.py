@@ -93,9 +93,9 @@ def warn_of_unheeded(environ: Mapping[str, str], rank: int) -> None:
             logger.warning("environment variable %s has no effect in hvd_ext: %s", setting, why)
 
 
-def warn_of_unread(given: options.Options, environ: Mapping[str, str], rank: int) -> None:
+def warn_of_unread(settings: options.Options, environ: Mapping[str, str], rank: int) -> None:
     """Warn on rank 0 of variables that are not read because `init` was given `Options`."""
-    names = options.unread(given, environ) if rank == 0 else []
+    names = options.unread(settings, environ) if rank == 0 else []
     if names:
         logger.warning(
             "init was given Options, so it does not read %s; hvd_ext.options.from_environment().replace(...) gives the "
@@ -105,10 +105,10 @@ def warn_of_unread(given: options.Options, environ: Mapping[str, str], rank: int
 
 
 def _mpi_launch(environ: Mapping[str, str]) -> Launch:
-    for variable, who in _SIZES.items():
+    for variable, launcher in _SIZES.items():
         text = environ.get(variable, "")
         if text.isdigit():
-            return Launch(True, int(text), f"{who}, {variable}={text}")
+            return Launch(True, int(text), f"{launcher}, {variable}={text}")
     for variable in _MARKS:
         if variable in environ:
             return Launch(True, None, f"a launcher that sets {variable}")

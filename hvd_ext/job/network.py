@@ -57,8 +57,8 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
         # Only rank 0 looks, because hosts may have different files.
         if engine.rank != 0 or options.probe == "refresh":
             return None
-        found = probe_cache.find(key, probe_cache.folder(options))
-        return None if found is None else (write.text(found[0]), found[1])
+        entry = probe_cache.find(key, probe_cache.folder(options))
+        return None if entry is None else (write.text(entry[0]), entry[1])
 
     answer = consensus.exchange(engine, "network", kept)[0]
     if answer is not None:
@@ -72,9 +72,9 @@ def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[
     from hvd_ext.job import probe
 
     error = ""
-    found: probe.Measured | None = None
+    probed: probe.Measured | None = None
     try:
-        found = probe.measure(engine, hosts, options)
+        probed = probe.measure(engine, hosts, options)
     except HvdExtError as failed:
         error = str(failed) or type(failed).__name__
     except (OSError, ValueError, ArithmeticError, MemoryError) as failed:
@@ -83,10 +83,14 @@ def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[
     answers = consensus.exchange(
         engine,
         "network",
-        lambda: {"error": error, "text": write.text(found.tree) if found else "", "s": found.seconds if found else 0.0},
+        lambda: {
+            "error": error,
+            "text": write.text(probed.tree) if probed else "",
+            "s": probed.seconds if probed else 0.0,
+        },
     )
     failures = [(rank, answer["error"]) for rank, answer in enumerate(answers) if answer["error"]]
-    if failures or found is None:
+    if failures or probed is None:
         if engine.rank == 0:
             rank, words = failures[0]
             log.logger.warning(
@@ -100,7 +104,7 @@ def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[
     if engine.rank == 0:
         probe_cache.keep(key, tree, probe_cache.folder(options))
     seconds = float(answers[0]["s"])  # ranks that act on it must have the same
-    return Network(tree, MEASURED, f"{describe(tree)}; measured in {seconds:.2g} s", seconds, found.curves)
+    return Network(tree, MEASURED, f"{describe(tree)}; measured in {seconds:.2g} s", seconds, probed.curves)
 
 
 def describe(tree: Tree) -> str:

@@ -36,8 +36,8 @@ def claim(environ: MutableMapping[str, str]) -> None:
     """
     global _claimed
     launch = "/".join(environ.get(name, "") for name in _LAUNCH)
-    process, _, theirs = environ.get(MARK, "").partition(" ")
-    if theirs == launch and (environ[MARK] != _claimed or process != str(os.getpid())):
+    process, _, marked = environ.get(MARK, "").partition(" ")
+    if marked == launch and (environ[MARK] != _claimed or process != str(os.getpid())):
         raise refusal(rank_of(environ), process)
     _claimed = environ[MARK] = f"{os.getpid()} {launch}"
 
@@ -66,26 +66,26 @@ def refusal(rank: str, other: str) -> InvalidError:
     Args:
         other: the number of the process that is the rank.
     """
-    own = os.getpid()
-    if other == str(own):
+    pid = os.getpid()
+    if other == str(pid):
         return InvalidError(
-            f"init: process {own} started MPI as rank {rank}, then replaced its program (exec), and MPI starts once in "
+            f"init: process {pid} started MPI as rank {rank}, then replaced its program (exec), and MPI starts once in "
             "a process: call exec before init()"
         )
-    said = (
-        f"init: process {own} has the MPI environment of rank {rank}, which is process {other}: a rank is one process"
+    text = (
+        f"init: process {pid} has the MPI environment of rank {rank}, which is process {other}: a rank is one process"
     )
     current = multiprocessing.current_process()
     if not getattr(current, "_inheriting", False):  # multiprocessing does not import the main module now
         return InvalidError(
-            f"{said}; do not call init() in a child of the rank, or in a program that follows another under the same "
+            f"{text}; do not call init() in a child of the rank, or in a program that follows another under the same "
             "launcher; a child that is to be a job of its own needs an environment without the launcher's variables "
             "(OMPI_*, PMIX_*, PMI_*), a program that follows needs an mpirun of its own"
         )
-    said += '; multiprocessing imports the main module in each child: put init() below `if __name__ == "__main__":`'
+    text += '; multiprocessing imports the main module in each child: put init() below `if __name__ == "__main__":`'
     if "PoolWorker" in current.name and other.isdigit():
-        said += f"; process {other} is interrupted, because its pool would replace this worker by another for ever"
-        log.write(log.line(said))  # the pool ends this process at once
+        text += f"; process {other} is interrupted, because its pool would replace this worker by another for ever"
+        log.write(log.line(text))  # the pool ends this process at once
         with contextlib.suppress(OSError):
             os.kill(int(other), signal.SIGINT)
-    return InvalidError(said)
+    return InvalidError(text)

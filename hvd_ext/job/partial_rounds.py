@@ -29,16 +29,16 @@ def _say_of_channels(owner: Runtime) -> None:
     for handle, channel in engine.open_channels().items():
         if not channel.is_partial:
             continue
-        known = engine.rounds(handle)
-        summary = rounds.of_engine(known, engine.rank, engine.ranks)
+        recorded = engine.rounds(handle)
+        summary = rounds.of_engine(recorded, engine.rank, engine.ranks)
         if summary is not None:
             banner.say(owner, f"{channel.name}: {summary.line()}")
         if engine.holds(handle):
-            given = int(known.arrived[-1, engine.rank]) if len(known.arrived) else 0
-            log.logger.warning("%s: %s", channel.name, lost(given, engine.progress(handle).step))
+            newest = int(recorded.arrived[-1, engine.rank]) if len(recorded.arrived) else 0
+            log.logger.warning("%s: %s", channel.name, lost(newest, engine.progress(handle).step))
 
 
-def lost(given: int, step: int) -> str:
+def lost(sent: int, step: int) -> str:
     """Say which gradients of this rank are lost.
 
     Args:
@@ -49,7 +49,7 @@ def lost(given: int, step: int) -> str:
         The words of a warning; without numbers if what is held is older: of a round that was not finite, or of a
         checkpoint.
     """
-    steps = f"of step {step}" if step == given + 1 else f"of steps {given + 1} to {step}" if step > given else "it held"
+    steps = f"of step {step}" if step == sent + 1 else f"of steps {sent + 1} to {step}" if step > sent else "it held"
     return (
         f"it ends, and gradients {steps} on this rank were in no round and are lost; call hvd_ext.flush(optimizer) "
         "before the last step"

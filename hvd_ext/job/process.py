@@ -74,7 +74,7 @@ def init(
         return
     if comm is None and (isinstance(settings, (list, tuple, range)) or rank_lists.is_communicator(settings)):
         settings, comm = None, settings  # Horovod's first argument is comm
-    given = settings
+    requested = settings
     settings = options.from_environment() if settings is None else settings
     if not isinstance(settings, options.Options):
         raise InvalidError(f"init ({settings!r}): takes hvd_ext.Options or nothing, got {type(settings).__name__}")
@@ -91,7 +91,7 @@ def init(
                 running = engine.start_mpi(settings)
         else:
             running = engine.start_local(settings)
-        _join(running, plan, settings, given, process_sets, comm)
+        _join(running, plan, settings, requested, process_sets, comm)
         failed.pop_all()
 
 
@@ -99,7 +99,7 @@ def _join(
     running: engine.Engine,
     plan: launch.Launch,
     settings: options.Options,
-    given: options.Options | None,
+    requested: options.Options | None,
     process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None,
     comm: Any,
 ) -> None:
@@ -110,7 +110,7 @@ def _join(
     try:
         launch.check_size(plan, running.size)
         launch.warn_of_unheeded(os.environ, running.rank)
-        if given is not None:
+        if requested is not None:
             launch.warn_of_unread(settings, os.environ, running.rank)
         job = bootstrap.joined(running, settings, comm)
         sets.add_all(job, process_sets)

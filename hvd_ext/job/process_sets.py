@@ -31,10 +31,10 @@ class ProcessSet(SetOfRanks):
 
     def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
         """Store the ranks; `add_process_set` or `init` adds the set."""
-        given = rank_lists.is_communicator(ranks_or_comm)
-        self._ranks = _ranks_of(ranks_or_comm) if given else rank_lists.checked(ranks_or_comm)
+        is_communicator = rank_lists.is_communicator(ranks_or_comm)
+        self._ranks = _ranks_of(ranks_or_comm) if is_communicator else rank_lists.checked(ranks_or_comm)
         self.process_set_id: int | None = None
-        self.mpi_comm: Any = ranks_or_comm if given else None
+        self.mpi_comm: Any = ranks_or_comm if is_communicator else None
 
     @property
     def ranks(self) -> list[int]:
@@ -153,7 +153,7 @@ def add_all(job: Runtime, process_sets: Sequence[ProcessSet] | str | None) -> No
         MismatchError: the ranks passed different sets; raised on all ranks.
     """
 
-    def given() -> list[ProcessSet]:
+    def checked() -> list[ProcessSet]:
         if process_sets is None or (isinstance(process_sets, str) and process_sets.lower() == "dynamic"):
             return []
         if isinstance(process_sets, str) or not isinstance(process_sets, Iterable):
@@ -166,7 +166,7 @@ def add_all(job: Runtime, process_sets: Sequence[ProcessSet] | str | None) -> No
                 )
         return list(process_sets)
 
-    _add(job, "init", given)
+    _add(job, "init", checked)
 
 
 def forget() -> None:
@@ -261,21 +261,21 @@ def _ranks_of(comm: Any) -> tuple[int, ...]:
     return ranks
 
 
-def _add(job: Runtime, call: str, given: Callable[[], list[ProcessSet]]) -> list[ProcessSet]:
+def _add(job: Runtime, call: str, sets_of: Callable[[], list[ProcessSet]]) -> list[ProcessSet]:
     """Agree on the sets to add, then start them: either all ranks add all of them, or none adds any."""
-    asked: list[ProcessSet] = []
+    requested: list[ProcessSet] = []
     started: dict[int, Runtime] = {}
 
     def about() -> dict[str, Any]:
-        asked.extend(given())
+        requested.extend(sets_of())
         known = {tuple(range(job.engine.size)): "the global process set"}
         known |= {tuple(old.ranks): f"process set {number}" for number, old in _added.items()}
-        for process_set in asked:
+        for process_set in requested:
             rank_lists.check_new(call, tuple(process_set.ranks), job.engine.size, known)
             known[tuple(process_set.ranks)] = "an earlier one of this call"
         return {
-            "same": {"call": call, "ranks": [subset.ranks for subset in asked if subset.mpi_comm is None]},
-            "communicators": [subset.ranks for subset in asked if subset.mpi_comm is not None],
+            "same": {"call": call, "ranks": [subset.ranks for subset in requested if subset.mpi_comm is None]},
+            "communicators": [subset.ranks for subset in requested if subset.mpi_comm is not None],
         }
 
     def start() -> None:
@@ -287,10 +287,10 @@ def _add(job: Runtime, call: str, given: Callable[[], list[ProcessSet]]) -> list
     consensus.check_same(_SUBJECT, [answer["same"] for answer in answers])
     agreed = rank_lists.of_communicators(call, [answer["communicators"] for answer in answers])
     agreed += [tuple(ranks) for ranks in answers[0]["same"]["ranks"]]
-    mine = {tuple(process_set.ranks): process_set for process_set in asked}
-    numbered = list(enumerate((mine.get(ranks) or ProcessSet(ranks) for ranks in agreed), job.last_process_set + 1))
+    by_ranks = {tuple(process_set.ranks): process_set for process_set in requested}
+    numbered = list(enumerate((by_ranks.get(ranks) or ProcessSet(ranks) for ranks in agreed), job.last_process_set + 1))
     if not numbered:
-        return asked
+        return requested
     try:
         consensus.exchange(job.engine, f"start of {_SUBJECT}", start)
     except BaseException:
@@ -301,4 +301,4 @@ def _add(job: Runtime, call: str, given: Callable[[], list[ProcessSet]]) -> list
     for number, process_set in numbered:
         _added[number] = process_set
         process_set.process_set_id = job.last_process_set = number
-    return asked
+    return requested

@@ -125,11 +125,11 @@ def begin(owner: Runtime, folder: str | os.PathLike[str]) -> None:
         return uuid.uuid4().hex[:12]
 
     job = consensus.exchange(owner.engine, "start of the trace", ready)[0]
-    here = clock.measure(owner.engine)
+    clock_here = clock.measure(owner.engine)
     now = time.monotonic_ns()
-    zero = consensus.exchange(owner.engine, "zero of the trace", lambda: now)[0] + here.offset_ns
+    zero = consensus.exchange(owner.engine, "zero of the trace", lambda: now)[0] + clock_here.offset_ns
     records.start(CAPACITY)
-    _recording = _Recording(owner.engine, path, job, here, zero, time.monotonic_ns())
+    _recording = _Recording(owner.engine, path, job, clock_here, zero, time.monotonic_ns())
 
 
 def end(owner: Runtime) -> Callable[[], None]:
@@ -141,11 +141,11 @@ def end(owner: Runtime) -> Callable[[], None]:
     """
     if _recording is None or _recording.engine is not owner.engine:
         return lambda: None
-    taken = _taken()
+    content = _taken()
 
     def finish() -> None:
         try:
-            _written(owner, taken)
+            _written(owner, content)
         except Exception as error:  # no error may keep the rank from ending
             print(f"hvd_ext: the trace of rank {owner.engine.rank} was not written: {error!r}", file=sys.stderr)
 
@@ -180,10 +180,10 @@ def _taken() -> _Taken:
     return _Taken(recording, records.read(CAPACITY), times, partial)
 
 
-def _written(owner: Runtime, taken: _Taken) -> Path:
-    recording = taken.recording
+def _written(owner: Runtime, content: _Taken) -> Path:
+    recording = content.recording
     # A recorded wait may have begun during an earlier trace.
-    found = [record for record in records.decoded(taken.raw) if record.begin_ns >= recording.begun_ns]
+    in_time = [record for record in records.decoded(content.raw) if record.begin_ns >= recording.begun_ns]
     about = {
         "version": VERSION,
         "job": recording.job,
@@ -192,16 +192,16 @@ def _written(owner: Runtime, taken: _Taken) -> Path:
         "host": owner.hosts[owner.engine.rank],
         "clock_offset_us": recording.clock.offset_ns / 1e3,
         "clock_uncertainty_us": recording.clock.uncertainty_ns / 1e3,
-        "records": len(found),
-        "dropped": taken.raw.dropped,
-        "channels": taken.times,
+        "records": len(in_time),
+        "dropped": content.raw.dropped,
+        "channels": content.times,
     }
     book = _book(owner, recording.zero_ns)
-    made = events.events_of(found, book)
-    for number, known in taken.partial.items():
-        made += rounds.events_of(known, book, number, recording.begun_ns)
+    trace_events = events.events_of(in_time, book)
+    for number, partial_rounds in content.partial.items():
+        trace_events += rounds.events_of(partial_rounds, book, number, recording.begun_ns)
     path = recording.folder / f"rank_{owner.engine.rank}.json"
-    write(path, {"traceEvents": made, "displayTimeUnit": "ms", "otherData": about})
+    write(path, {"traceEvents": trace_events, "displayTimeUnit": "ms", "otherData": about})
     return path
 
 

@@ -197,13 +197,13 @@ def unheeded(environ: Mapping[str, str]) -> list[tuple[str, str]]:
         them.
     """
     rows = {row.name: row for row in VARIABLES}
-    found = []
+    without_effect = []
     for name, text in sorted(environ.items()):
         if not name.startswith("HOROVOD_") or not text or name.startswith(BUILD_PREFIXES):
             continue
         row = rows.get(name)
         if row is None:
-            found.append((f"{name}={text}", "Horovod 0.28.1 has no such variable, and hvd_ext has none"))
+            without_effect.append((f"{name}={text}", "Horovod 0.28.1 has no such variable, and hvd_ext has none"))
         elif row.status == IGNORED and text not in row.harmless:
-            found.append((f"{name}={text}", row.note))
-    return found
+            without_effect.append((f"{name}={text}", row.note))
+    return without_effect

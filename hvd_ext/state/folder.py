@@ -66,8 +66,8 @@ def newest(directory: str | os.PathLike[str]) -> Path | None:
     for serial in serials(Path(directory)):
         folder = path_of(Path(directory), serial)
         try:
-            found = manifests.read(folder)
-            manifests.check(folder, found, [found.model])
+            manifest = manifests.read(folder)
+            manifests.check(folder, manifest, [manifest.model])
         except CheckpointError:
             continue
         return folder
