@@ -62,10 +62,10 @@ def _begins_at_zero(metric: Any) -> bool:
 
 def _read(function: Any, metric: Any) -> tuple[bool, bool]:
     """Tell whether an `update_state` only adds to the metric's variables, and whether it calls that of its base."""
-    found = _parsed(inspect.unwrap(getattr(function, "python_function", function)))
-    if found is None:
+    method = _parsed(inspect.unwrap(getattr(function, "python_function", function)))
+    if method is None:
         return False, False
-    me, body = found
+    me, body = method
     parents = {child: node for node in ast.walk(body) for child in ast.iter_child_nodes(node)}
     uses = [node for node in ast.walk(body) if isinstance(node, ast.Name)]
     bases = [node for node in uses if node.id == "super"]

@@ -70,8 +70,8 @@ def trains_together(model: Any) -> bool:
         of the user's own may do anything, and where only some ranks train together.
     """
     return _trains_by_itself(model) and any(
-        one._hvd_ext.reducer.options.process_set in (None, global_process_set)
-        for one in models.wrapped(model.optimizer)
+        optimizer._hvd_ext.reducer.options.process_set in (None, global_process_set)
+        for optimizer in models.wrapped(model.optimizer)
     )
 
 
@@ -104,5 +104,5 @@ def check_rank(root_rank: Any) -> int:
 
 def _trains_by_itself(model: Any) -> bool:
     """Tell whether a model has an optimizer, and Keras' own training step."""
-    theirs = [module.Model.train_step for module in (keras, sys.modules.get("tf_keras")) if module is not None]
-    return getattr(model, "optimizer", None) is not None and type(model).train_step in theirs
+    plain_steps = [module.Model.train_step for module in (keras, sys.modules.get("tf_keras")) if module is not None]
+    return getattr(model, "optimizer", None) is not None and type(model).train_step in plain_steps

@@ -139,18 +139,18 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         return [weight for weight in weights if kinds.key(weight) not in self._local]
 
     def _slots(self, optimizer: Any) -> list[Any]:
-        own = variables_of(optimizer)
-        ids = {id(variable) for variable in own}
+        variables = variables_of(optimizer)
+        ids = {id(variable) for variable in variables}
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         trained = list(getattr(inner, "_trainable_variables", ()))
         local = {index for index, variable in enumerate(trained) if kinds.key(variable) in self._local}
         # gradients that a rank has accumulated since the last update are its own: the next update averages them
-        own_slots = {id(variable) for variable in getattr(inner, "_accumulated_gradients", ())}
+        local_slots = {id(variable) for variable in getattr(inner, "_accumulated_gradients", ())}
         # an optimizer has its slots in lists, in the order of the variables that it trains
         for slots in vars(inner).values() if local else ():
             if isinstance(slots, list) and len(slots) == len(trained):
-                own_slots |= {id(slots[index]) for index in local} & ids
-        return [variable for variable in own if id(variable) not in own_slots]
+                local_slots |= {id(slots[index]) for index in local} & ids
+        return [variable for variable in variables if id(variable) not in local_slots]
 
     def _send(self, variables: list[Any]) -> None:
         if variables:

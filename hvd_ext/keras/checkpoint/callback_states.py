@@ -33,7 +33,7 @@ def beside(callback: keras.callbacks.Callback) -> list[Any]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         listed = getattr(frame.f_locals.get("self"), "callbacks", None)
-        if isinstance(listed, list) and any(one is callback for one in listed):
+        if isinstance(listed, list) and any(member is callback for member in listed):
             return listed
         frame = frame.f_back
     return []
@@ -45,7 +45,7 @@ def collect(callbacks: Iterable[Any]) -> States:
     Returns:
         Arrays by callback ("EarlyStopping 0" for the first of its class) and attribute.
     """
-    return {key: dict(_arrays(one, attributes)) for key, one, attributes in _known(callbacks)}
+    return {key: dict(_arrays(callback, attributes)) for key, callback, attributes in _known(callbacks)}
 
 
 def restore(callbacks: Iterable[Any], states: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[str, ...]:

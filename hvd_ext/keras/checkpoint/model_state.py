@@ -60,7 +60,10 @@ def variables(model: keras.Model) -> tuple[list[keras.Variable], list[keras.Vari
         generators).
     """
     written: dict[int, keras.Variable] = {}
-    for variable in (*model.weights, *(variable for one in optimizers(model) for variable in one.variables)):
+    for variable in (
+        *model.weights,
+        *(variable for optimizer in optimizers(model) for variable in optimizer.variables),
+    ):
         written.setdefault(id(variable), variable)
     return list(written.values()), [variable for variable in model.variables if id(variable) not in written]
 

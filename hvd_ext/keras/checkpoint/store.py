@@ -101,16 +101,16 @@ class Store:
         written, others = model_state.variables(self._model)
         about = {"position": {"epoch": epoch, "step": step}, "signal": signal, "id": uuid.uuid4().hex}
 
-        def mine() -> dict[str, Any]:
+        def described() -> dict[str, Any]:
             sums = [crc for _, crc in layers.checksums(layers.stateful(self._model))]
             return {**about, "digests": model_state.digests(written), "layers": sums}
 
-        answers = self._exchange("save", mine)
+        answers = self._exchange("save", described)
         consensus.check_same("Checkpoint", [answer["position"] for answer in answers])
         first = answers[0]["digests"]
-        differing = [[i for i, one in enumerate(answer["digests"]) if one != first[i]] for answer in answers]
+        differing = [[i for i, digest in enumerate(answer["digests"]) if digest != first[i]] for answer in answers]
         all_layers, mine_here = answers[0]["layers"], answers[self._rank]["layers"]
-        own_layers = [i for i, one in enumerate(mine_here) if self._rank == 0 or [one] != all_layers[i : i + 1]]
+        own_layers = [i for i, digest in enumerate(mine_here) if self._rank == 0 or [digest] != all_layers[i : i + 1]]
         self._serial += 1
         writing = folder.writing(self._directory, self._serial, answers[0]["id"])
         try:
@@ -118,7 +118,7 @@ class Store:
             write = functools.partial(self._write, writing, differing[self._rank], own_layers, callbacks, began)
             entries = self._exchange("files", lambda: self._disk(_WRITES, write))
             files = [File.model_validate(file) for answer in entries for file in answer["files"]]
-            found = Manifest(
+            complete = Manifest(
                 id=answers[0]["id"],
                 reason=reason,
                 created=entries[0]["created"],
@@ -128,14 +128,14 @@ class Store:
                 hosts=[self._job.hosts.count(host) for host in dict.fromkeys(self._job.hosts)],
                 versions=entries[0]["versions"],
                 variables=model_state.described([*written, *others]),
-                own=[written[index].path for index in sorted({i for each in differing for i in each})],
+                own=[written[index].path for index in sorted({i for indices in differing for i in indices})],
                 states=sorted({owner for answer in entries for owner in answer["states"]}),
                 data=entries[0]["data"],
                 swapped=any(getattr(callback, "_ema_weights_in_model", False) for callback in callbacks),
                 model=files[0].name,
                 files=files,
             )
-            self._exchange("publish", lambda: self._disk(_WRITES, lambda: self._publish(writing, found)))
+            self._exchange("publish", lambda: self._disk(_WRITES, lambda: self._publish(writing, complete)))
         except BaseException:
             if self._leads:
                 shutil.rmtree(writing, ignore_errors=True)
@@ -159,12 +159,12 @@ class Store:
         """
         waiting = folder.serials(self._directory) if self._rank == 0 else []
         while (offer := self._exchange("offer", lambda: self._offer(waiting))[0]) is not None:
-            found = manifest.parse(offer["manifest"], "Checkpoint")
+            offered = manifest.parse(offer["manifest"], "Checkpoint")
             path = folder.path_of(self._directory, offer["serial"])
-            faults = self._exchange("have", functools.partial(self._fault, path, found))
+            faults = self._exchange("have", functools.partial(self._fault, path, offered))
             lacking = [rank for rank, fault in enumerate(faults) if fault]
             if not lacking:
-                return path, found
+                return path, offered
             self._pass_over(f"rank {lacking[0]}: {faults[lacking[0]]}")
         best = max(range(len(self._newest)), key=self._newest.__getitem__)
         if must:
@@ -180,25 +180,25 @@ class Store:
             )
         return None
 
-    def restore(self, path: Path, found: Manifest) -> None:
+    def restore(self, path: Path, saved: Manifest) -> None:
         """Restore a checkpoint that `find` has found; all ranks call it.
 
         Raises:
             CheckpointError: it was saved from another model, or cannot be read; on all ranks.
         """
-        self._load(path, found)
-        alike = found.ranks == self._job.engine.size
-        owned = {name.removeprefix(_OWNER): own for name, own in self._own.items() if name.startswith(_OWNER)}
-        position.restore(found.data)
-        left = optimizer_states.restore(self._model, owned, path, found, _OWNER)
+        self._load(path, saved)
+        alike = saved.ranks == self._job.engine.size
+        owned = {name.removeprefix(_OWNER): section for name, section in self._own.items() if name.startswith(_OWNER)}
+        position.restore(saved.data)
+        left = optimizer_states.restore(self._model, owned, path, saved, _OWNER)
         if self._rank == 0:
-            logger.info("%s: restored: epoch %d, batch %d", path.name, found.epoch, found.step)
+            logger.info("%s: restored: epoch %d, batch %d", path.name, saved.epoch, saved.step)
             if not alike:
                 words = "%s: saved by %d ranks, restored on %d: all ranks get rank 0's model; dropped: %s"
-                dropped = [*found.own, *left, "seeds, random state and the state of callbacks"]
-                logger.warning(words, path.name, found.ranks, self._job.engine.size, ", ".join(dropped))
+                dropped = [*saved.own, *left, "seeds, random state and the state of callbacks"]
+                logger.warning(words, path.name, saved.ranks, self._job.engine.size, ", ".join(dropped))
 
-    def restore_variables(self, path: Path, found: Manifest) -> bool:
+    def restore_variables(self, path: Path, saved: Manifest) -> bool:
         """Restore the model of a checkpoint that `find` has found, and no registered state; all ranks call it.
 
         Returns:
@@ -211,13 +211,13 @@ class Store:
         def suits() -> bool:
             written, others = model_state.variables(self._model)
             with contextlib.suppress(CheckpointError):
-                model_state.check(found.variables, [*written, *others], path.name)
+                model_state.check(saved.variables, [*written, *others], path.name)
                 return True
             return False
 
         if not all(self._exchange("model", suits)):
             return False
-        self._load(path, found)
+        self._load(path, saved)
         self.forget()
         return True
 
@@ -248,7 +248,9 @@ class Store:
         Returns:
             The saved callbacks that are not among them.
         """
-        saved = {name.removeprefix(_CALLBACK): own for name, own in self._own.items() if name.startswith(_CALLBACK)}
+        saved = {
+            name.removeprefix(_CALLBACK): section for name, section in self._own.items() if name.startswith(_CALLBACK)
+        }
         return callback_states.restore(callbacks, saved)
 
     @property
@@ -326,9 +328,9 @@ class Store:
             },
         }
 
-    def _publish(self, writing: Path, found: Manifest) -> None:
+    def _publish(self, writing: Path, complete: Manifest) -> None:
         if self._leads:
-            folder.publish(self._directory, writing, self._serial, found)
+            folder.publish(self._directory, writing, self._serial, complete)
 
     def _prune(self) -> None:
         try:
@@ -343,22 +345,22 @@ class Store:
             serial = waiting.pop(0)
             path = folder.path_of(self._directory, serial)
             try:
-                found = manifest.read(path)
-                manifest.check(path, found, [found.model])
+                saved = manifest.read(path)
+                manifest.check(path, saved, [saved.model])
             except CheckpointError as error:
                 self._pass_over(str(error))
                 continue
-            return {"serial": serial, "manifest": found.text()}
+            return {"serial": serial, "manifest": saved.text()}
         return None
 
-    def _fault(self, path: Path, found: Manifest) -> str | None:
+    def _fault(self, path: Path, offered: Manifest) -> str | None:
         """Say what is wrong with this rank's part of a checkpoint; None where nothing is."""
-        if found.ranks != self._job.engine.size:
+        if offered.ranks != self._job.engine.size:
             return None
         try:
-            if manifest.read(path).id != found.id:
+            if manifest.read(path).id != offered.id:
                 return f"{path.name}: it differs from rank 0's checkpoint of this name"
-            manifest.check(path, found, [manifest.rank_file(self._rank)])
+            manifest.check(path, offered, [manifest.rank_file(self._rank)])
         except CheckpointError as error:
             return str(error)
         return None
@@ -367,18 +369,18 @@ class Store:
         if self._rank == 0:
             logger.warning("Checkpoint: skipped: %s", words)
 
-    def _load(self, path: Path, found: Manifest) -> None:
+    def _load(self, path: Path, saved: Manifest) -> None:
         """Set the variables of the model and of its optimizers, and the random generators."""
         written, others = model_state.variables(self._model)
-        alike = found.ranks == self._job.engine.size
+        alike = saved.ranks == self._job.engine.size
 
         def load() -> None:
-            model_state.check(found.variables, [*written, *others], path.name)
+            model_state.check(saved.variables, [*written, *others], path.name)
             if self._rank == 0 or alike:
                 with (path / manifest.rank_file(self._rank)).open("rb") as file:
                     self._own = arrays.read(file)
             if self._rank == 0:
-                self._model.load_weights(path / found.model)
+                self._model.load_weights(path / saved.model)
                 layers.restore(self._model, self._own.get(_LAYERS, {}))
 
         self._exchange("load", lambda: self._disk("a complete checkpoint must be readable", load))
@@ -391,12 +393,12 @@ class Store:
             self.forget()
             layers.refresh(self._model)
 
-    def _assign(self, own: Sections) -> None:
+    def _assign(self, sections: Sections) -> None:
         written, others = model_state.variables(self._model)
-        model_state.assign(written, own[_WEIGHTS], "Checkpoint")
-        model_state.assign(others, own[_SEEDS], "Checkpoint")
-        layers.restore(self._model, own.get(_LAYERS, {}))
-        model_state.set_random_state(own[_RANDOM])
+        model_state.assign(written, sections[_WEIGHTS], "Checkpoint")
+        model_state.assign(others, sections[_SEEDS], "Checkpoint")
+        layers.restore(self._model, sections.get(_LAYERS, {}))
+        model_state.set_random_state(sections[_RANDOM])
 
     def _disk(self, rule: str, work: Callable[[], T]) -> T:
         """Do work on the disk; every failure becomes a `CheckpointError`, whichever library it comes from."""

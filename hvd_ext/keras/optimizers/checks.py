@@ -62,8 +62,8 @@ def same_weights(
         MismatchError: naming the first variable that differs, on all ranks. In a graph:
             `tf.errors.InvalidArgumentError` with these words.
     """
-    every, job = reducer.options.check_every, process_sets.runtime_of(reducer.options.process_set)
-    if not every or job is None:
+    interval, job = reducer.options.check_every, process_sets.runtime_of(reducer.options.process_set)
+    if not interval or job is None:
         return
     local = reducer.local_keys
     shared = [variable for variable in variables if kinds.key(variable) not in local]
@@ -77,8 +77,8 @@ def same_weights(
         return [tf.convert_to_tensor(variable) for variable in (iterations, *shared)]
 
     @ops.plain
-    def compare(*own: tf.Tensor) -> bool:
-        sums = checksums(own)
+    def compare(*tensors: tf.Tensor) -> bool:
+        sums = checksums(tensors)
         answers = consensus.exchange(job.engine, f"{name}: the same weights", lambda: sums)
         advice = "broadcast all variables before the first step, and change weights alike on all ranks"
         refuse(reducer.label, names, answers, job.engine.ranks, advice)
@@ -89,10 +89,10 @@ def same_weights(
         return tf.py_function(compare, values(), tf.bool)
 
     if tf.executing_eagerly():
-        if int(applied.assign_add(1)) % (every * passes) == 0:
+        if int(applied.assign_add(1)) % (interval * passes) == 0:
             compare(*values())
         return
-    due = tf.equal(applied.assign_add(1, read_value=True) % (every * passes), 0)
+    due = tf.equal(applied.assign_add(1, read_value=True) % (interval * passes), 0)
     tf.cond(due, compared, lambda: tf.constant(True))
 
 

@@ -84,13 +84,13 @@ def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
     if scaling and options.backward_passes_per_step > 1:
         raise InvalidError(_PASSES_AND_SCALE)
     reducer = Reducer(identity.of_optimizer(label, _name(_inner(optimizer) or optimizer)), options)
-    ours = Keras2Distribution(
+    distribution = Keras2Distribution(
         reducer,
         weakref.ref(optimizer),
         skipping=Skipping(label) if scaling else None,
         accumulation=Accumulation(options) if options.backward_passes_per_step > 1 else None,
     )
-    put_in_front(optimizer, ours, Keras2 if scaling else Legacy if _is_legacy(optimizer) else Aggregating)
+    put_in_front(optimizer, distribution, Keras2 if scaling else Legacy if _is_legacy(optimizer) else Aggregating)
     weakref.finalize(optimizer, reducer.close).atexit = False
     models.drop_traced_steps(optimizer, model_class)
     return optimizer
@@ -153,7 +153,8 @@ class Keras2(Distributed):
             The gradients, for `apply_gradients`.
         """
         params = tf.nest.flatten(params)
-        return [one for one, _ in self._computed(list(zip(super().get_gradients(loss, params), params, strict=True)))]
+        pairs = zip(super().get_gradients(loss, params), params, strict=True)
+        return [gradient for gradient, _ in self._computed(list(pairs))]
 
     @ops.plain
     def apply_gradients(self, grads_and_vars: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -243,12 +244,15 @@ class Keras2(Distributed):
 
     def _marked(self, pairs: Pairs) -> Pairs:
         # copies, since the gradient of a local variable may be the caller's own object
-        own = self._hvd_ext.reducer
-        return [(None if one is None else kinds.reduced_copy(one, own), variable) for one, variable in pairs]
+        reducer = self._hvd_ext.reducer
+        return [
+            (None if gradient is None else kinds.reduced_copy(gradient, reducer), variable)
+            for gradient, variable in pairs
+        ]
 
     def _is_reduced(self, pairs: Pairs) -> bool:
         gradients = [gradient for gradient, _ in pairs if gradient is not None]
-        return bool(gradients) and all(kinds.reduced_by(one) is self._hvd_ext.reducer for one in gradients)
+        return bool(gradients) and all(kinds.reduced_by(gradient) is self._hvd_ext.reducer for gradient in gradients)
 
     def _unmarked(self, pairs: Pairs) -> Pairs:
         """Take the marks off gradients that are not all marked, so that they are reduced; refuse if that is unsafe."""
@@ -263,9 +267,11 @@ class Keras2(Distributed):
                 f"backward_passes_per_step that matters. If they were, add {_SKIP}=True (legacy optimizers: "
                 f"{_AGGREGATE}=False); for gradients of a tape of your own wrap a second optimizer"
             )
-        own = self._hvd_ext.reducer
-        plain = lambda one: kinds.reduced_copy(one, None) if kinds.reduced_by(one) is own else one  # noqa: E731 - short
-        return [(plain(one), variable) for one, variable in pairs]
+        reducer = self._hvd_ext.reducer
+        return [
+            (kinds.reduced_copy(gradient, None) if kinds.reduced_by(gradient) is reducer else gradient, variable)
+            for gradient, variable in pairs
+        ]
 
 
 class Aggregating(Keras2):
@@ -307,9 +313,9 @@ def _applies_at_once(optimizer: Any) -> bool:
 
 def _asked(plain: Any, arguments: Any, keywords: Any) -> bool:
     """Whether the caller of `apply_gradients` wants the gradients reduced."""
-    given = inspect.signature(plain).bind_partial(None, *arguments, **keywords).arguments
-    given = {**given, **given.get("kwargs", {})}
-    return not given.get(_SKIP, False) and bool(given.get(_AGGREGATE, True))
+    by_name = inspect.signature(plain).bind_partial(None, *arguments, **keywords).arguments
+    by_name = {**by_name, **by_name.get("kwargs", {})}
+    return not by_name.get(_SKIP, False) and bool(by_name.get(_AGGREGATE, True))
 
 
 def _inner(optimizer: Any) -> Any:

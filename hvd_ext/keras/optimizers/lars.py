@@ -183,7 +183,7 @@ class LARS(Layerwise):
         """Update all variables with one op, where that is possible."""
         from hvd_ext.tensorflow import norms
 
-        if not norms.usable(variables) or any(one.dtype != tf.float32 for one in gradients):
+        if not norms.usable(variables) or any(gradient.dtype != tf.float32 for gradient in gradients):
             return False
         norms.apply_lars(
             variables,

@@ -62,7 +62,7 @@ def optimizers(model: Any) -> list[Any]:
 def wrapped(optimizer: Any) -> list[Distributed]:
     """List the wrapped optimizers: this one, or those inside of it (loss scaling, several parts)."""
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
-    inside = [found for one in inner if one is not None for found in wrapped(one)]
+    inside = [part for optimizer_inside in inner if optimizer_inside is not None for part in wrapped(optimizer_inside)]
     return [optimizer, *inside] if isinstance(optimizer, Distributed) else inside
 
 
@@ -146,7 +146,7 @@ def _divides(model: Any) -> bool:
     if issubclass(optimizer, keras.optimizers.LossScaleOptimizer):  # reduces in front of `apply` anyway
         keras_s = keras.optimizers.LossScaleOptimizer
     return (
-        all(getattr(type(model), name) is own and name not in vars(model) for name, own in _OWN.items())
+        all(getattr(type(model), name) is plain and name not in vars(model) for name, plain in _OWN.items())
         and type(model).make_train_function is keras.Model.make_train_function
         and all(getattr(optimizer, name) is getattr(keras_s, name) for name in _OWN_UPDATE)
     )

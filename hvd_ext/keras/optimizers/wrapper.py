@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -215,14 +216,14 @@ def class_of(plain: type, *fronts: type[OptimizerMixin]) -> type:
     )
 
 
-def put_in_front(optimizer: Any, ours: Distribution, *fronts: type[OptimizerMixin]) -> None:
+def put_in_front(optimizer: Any, distribution: Distribution, *fronts: type[OptimizerMixin]) -> None:
     """Put classes in front of an optimizer's own, in place.
 
     Args:
         fronts: as for `class_of`; none leaves its class as it is.
     """
     # past the __setattr__ of Keras, which tracks what it is given
-    object.__setattr__(optimizer, "_hvd_ext", ours)
+    object.__setattr__(optimizer, "_hvd_ext", distribution)
     if fronts:
         object.__setattr__(optimizer, "__class__", class_of(type(optimizer), *fronts))
 
@@ -248,8 +249,8 @@ def only_if(condition: Any, work: Callable[[], None], otherwise: Callable[[], No
         (work if bool(condition) else otherwise)()
         return
 
-    def done(one: Callable[[], None]) -> tf.Tensor:
-        one()
+    def done(assign: Callable[[], None]) -> tf.Tensor:
+        assign()
         return tf.constant(True)
 
     tf.cond(condition, functools.partial(done, work), functools.partial(done, otherwise))
@@ -297,14 +298,14 @@ def _reduced_first(optimizer: Any, step: Step) -> tuple[list[Any], Any]:
         present = _propagate_nonfinite(present, step.local)
     reduced = iter(step.reduce(present, optimizer._iterations.value))
     factor = passes_factor(reducer)
-    return [None if one is None else kinds.scaled(next(reduced), factor) for one in step.gradients], scale
+    return [None if gradient is None else kinds.scaled(next(reduced), factor) for gradient in step.gradients], scale
 
 
 def _update(optimizer: Any, plain: Any, variables: list[Any], reduced: Sequence[Any], scale: Any) -> None:
     """Apply reduced gradients, multiplied by their scale, by Keras' `apply`; compiled with XLA if the step is."""
-    gradients = [_multiplied(one, scale) for one in reduced]
+    gradients = [_multiplied(gradient, scale) for gradient in reduced]
     if optimizer._hvd_ext.halves.compiles_update:
-        xla.update(lambda given: plain(given, variables), gradients)
+        xla.update(lambda tensors: plain(tensors, variables), gradients)
     else:
         plain(gradients, variables)
 
@@ -326,7 +327,7 @@ def _propagate_nonfinite(gradients: Sequence[tf.Tensor], local: Sequence[bool]) 
     propagated = list(gradients)
     if not any(local) or all(local):
         return propagated
-    finite = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient, own in zip(gradients, local, strict=True) if own]
+    finite = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in itertools.compress(gradients, local)]
     first = list(local).index(False)
     nothing = tf.where(tf.reduce_all(finite), 0.0, float("nan"))
     propagated[first] = gradients[first] + tf.cast(nothing, gradients[first].dtype)

@@ -94,13 +94,13 @@ def update(work: Callable[[list[Any]], None], gradients: Sequence[Any]) -> None:
     Args:
         gradients: reduced; None where there is none.
     """
-    if any(isinstance(one, tf.IndexedSlices) for one in gradients):
+    if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
         work(list(gradients))
         return
 
     @tf.function(jit_compile=True, autograph=False)
-    def compiled(given: list[tf.Tensor]) -> None:
-        present = iter(given)
-        work([None if one is None else next(present) for one in gradients])
+    def compiled(tensors: list[tf.Tensor]) -> None:
+        present = iter(tensors)
+        work([None if gradient is None else next(present) for gradient in gradients])
 
-    compiled([one for one in gradients if one is not None])
+    compiled([gradient for gradient in gradients if gradient is not None])
