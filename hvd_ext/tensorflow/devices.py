@@ -77,8 +77,11 @@ def pin_gpu(*, memory_growth: bool = True) -> Any:
 
 def on_gpu(variables: Iterable[Any]) -> bool:
     """Tell whether variables, of Keras or of TensorFlow, are all on GPUs; what has no device is not."""
-    real = (one if isinstance(one, tf.Variable) else getattr(one, "value", one) for one in variables)
-    return all(":GPU:" in (getattr(one, "device", None) or "") for one in real)
+    tensors = (
+        variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
+        for variable in variables
+    )
+    return all(":GPU:" in (getattr(variable, "device", None) or "") for variable in tensors)
 
 
 def refuse_xla(label: str) -> None:
@@ -113,8 +116,8 @@ def choose(answers: Sequence[Seen]) -> list[int | None]:
     """
     chosen: list[int | None] = []
     for rank, seen in enumerate(answers):
-        here = [other for other, answer in enumerate(answers) if answer.host == seen.host]
-        place = here.index(rank)
+        on_host = [other for other, answer in enumerate(answers) if answer.host == seen.host]
+        place = on_host.index(rank)
         if seen.initialized:
             raise InvalidError(
                 f"pin_gpu: rank {rank} of host {seen.host} uses its {seen.gpus} GPUs already, and TensorFlow cannot "
@@ -122,8 +125,8 @@ def choose(answers: Sequence[Seen]) -> list[int | None]:
             )
         if not seen.gpus:
             chosen.append(None)
-        elif seen.gpus == 1 and seen.visible and len(here) > 1:
-            twins = [other for other in here if answers[other].visible == seen.visible]
+        elif seen.gpus == 1 and seen.visible and len(on_host) > 1:
+            twins = [other for other in on_host if answers[other].visible == seen.visible]
             if len(twins) > 1:
                 raise InvalidError(
                     f"pin_gpu: ranks {', '.join(map(str, twins))} of host {seen.host} share one GPU "
@@ -132,7 +135,7 @@ def choose(answers: Sequence[Seen]) -> list[int | None]:
             chosen.append(0)
         elif place >= seen.gpus:
             raise InvalidError(
-                f"pin_gpu: host {seen.host} has {seen.gpus} GPUs for {len(here)} ranks, none for rank {rank} (local "
+                f"pin_gpu: host {seen.host} has {seen.gpus} GPUs for {len(on_host)} ranks, none for rank {rank} (local "
                 f"rank {place}); start as many ranks on each host as it has GPUs, or hide the GPUs: {VISIBLE}=-1"
             )
         else:

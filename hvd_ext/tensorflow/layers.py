@@ -126,14 +126,14 @@ def refuse(where: str, layers: Sequence[Checksums], ranks: Sequence[int], when: 
         MismatchError: the message names the layer.
     """
     expected = layers[first]
-    for rank, own in zip(ranks, layers, strict=True):
-        if len(own) != len(expected):
+    for rank, present in zip(ranks, layers, strict=True):
+        if len(present) != len(expected):
             raise MismatchError(
                 f"{where}: all ranks must have the same layers with a vocabulary or constants of their own; rank "
-                f"{rank} has {[name for name, _ in own]}, rank {ranks[first]} has {[name for name, _ in expected]}"
+                f"{rank} has {[name for name, _ in present]}, rank {ranks[first]} has {[name for name, _ in expected]}"
             )
-        for (_, mine), (name, theirs) in zip(own, expected, strict=True):
-            if mine != theirs:
+        for (_, checksum), (name, expected_checksum) in zip(present, expected, strict=True):
+            if checksum != expected_checksum:
                 raise MismatchError(
                     f"{where}: layer {name!r} must have the same vocabulary, bin boundaries, constants and "
                     f"configuration on all ranks{when}; those of rank {rank} and rank {ranks[first]} differ; call "
@@ -202,9 +202,9 @@ def collect(model: Any, places: Iterable[int] | None = None) -> State:
     Returns:
         The parts of all states, whose names begin with the layers' places.
     """
-    found = stateful(model)
-    chosen = range(len(found)) if places is None else places
-    return {f"{place}/{key}": value for place in chosen for key, value in copy(found[place]).items()}
+    layers = stateful(model)
+    chosen = range(len(layers)) if places is None else places
+    return {f"{place}/{key}": value for place in chosen for key, value in copy(layers[place]).items()}
 
 
 def restore(model: Any, saved: Mapping[str, np.ndarray]) -> None:
@@ -214,24 +214,26 @@ def restore(model: Any, saved: Mapping[str, np.ndarray]) -> None:
         CheckpointError: the model has no such layer.
         HvdExtError: a layer cannot take its state; the message names it.
     """
-    found = stateful(model)
-    before = checksums(found)
+    layers = stateful(model)
+    before = checksums(layers)
     states: dict[int, State] = {}
     for name, value in saved.items():
         place, _, key = name.partition("/")
         states.setdefault(int(place), {})[key] = value
     for place, state in states.items():
-        if place >= len(found):
+        if place >= len(layers):
             raise CheckpointError(
-                f"model {model.name!r}: it has {len(found)} layers with a vocabulary or constants of their own, but "
+                f"model {model.name!r}: it has {len(layers)} layers with a vocabulary or constants of their own, but "
                 f"the checkpoint has a state of layer {place}; use the same model, or another directory"
             )
-        own = copy(found[place])
-        if own.keys() != state.keys() or not all(np.array_equal(own[key], value) for key, value in state.items()):
-            give(found[place], state)
-    for layer in found:
+        present = copy(layers[place])
+        if present.keys() != state.keys() or not all(
+            np.array_equal(present[key], value) for key, value in state.items()
+        ):
+            give(layers[place], state)
+    for layer in layers:
         _finalize(layer)
-    if checksums(found) != before:
+    if checksums(layers) != before:
         _trace_again(model)
 
 
@@ -256,9 +258,11 @@ def send(
     root = consensus.place_of_root(engine, root_rank)
     ranks = consensus.exchange(engine, f"{where}: layers", lambda: checksums(layers))
     different = [
-        place for place, one in enumerate(ranks[root]) if any(each[place : place + 1] != [one] for each in ranks)
+        place
+        for place, checksum in enumerate(ranks[root])
+        if any(of_rank[place : place + 1] != [checksum] for of_rank in ranks)
     ]
-    if any(len(each) != len(layers) for each in ranks):
+    if any(len(of_rank) != len(layers) for of_rank in ranks):
         refuse(where, ranks, engine.ranks, first=root)
     if not different:
         return
@@ -271,13 +275,13 @@ def send(
     consensus.exchange(engine, f"{where}: states of layers", copied)
     sent = objects.broadcast_object(states, root_rank, name=f"{where}: states of layers", process_set=process_set)
 
-    def given() -> Checksums:
+    def restored() -> Checksums:
         for place, state in zip(different, sent, strict=True):
             if engine.rank != root:
                 give(layers[place], state)
         return checksums(layers)
 
-    refuse(where, consensus.exchange(engine, f"{where}: layers have their states", given), engine.ranks, first=root)
+    refuse(where, consensus.exchange(engine, f"{where}: layers have their states", restored), engine.ranks, first=root)
     _trace_again(model)
 
 

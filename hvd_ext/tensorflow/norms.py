@@ -29,7 +29,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 def usable(variables: Sequence[Any]) -> bool:
     """Say whether the ops can work on variables: there is a library, and neither a GPU nor XLA has to do with them."""
     return (
-        all(tf.as_dtype(one.dtype).name in DTYPES and not devices.on_gpu([one]) for one in variables)
+        all(tf.as_dtype(variable.dtype).name in DTYPES and not devices.on_gpu([variable]) for variable in variables)
         and not devices.under_xla()
         and _is_there()
     )
@@ -39,8 +39,8 @@ def squares(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Give the sum of the squares of each tensor, float64."""
     groups = _by_dtype(tensors)
     library = ops.library()
-    found = [library.hvd_ext_squared_norms([tensors[i] for i in group]) for group in groups]
-    return _in_order(tf.concat(found, 0), groups)
+    squares_of_groups = [library.hvd_ext_squared_norms([tensors[i] for i in group]) for group in groups]
+    return _in_order(tf.concat(squares_of_groups, 0), groups)
 
 
 def divided_squares(tensors: Sequence[tf.Tensor], job: Runtime, name: str) -> tf.Tensor:
@@ -52,7 +52,7 @@ def divided_squares(tensors: Sequence[tf.Tensor], job: Runtime, name: str) -> tf
     groups = _by_dtype(tensors)
     sizes = tuple(tuple(_elements(tensors[i]) for i in group) for group in groups)
     parts, counts = _kept_division(sizes, job.engine.size)
-    library, mine, begin = ops.library(), [tf.zeros(0, tf.float64)], 0
+    library, parts_of_rank, begin = ops.library(), [tf.zeros(0, tf.float64)], 0
     remaining = iter(counts)
     for group in groups:
         used: list[tf.Tensor] = []  # a tensor of which this rank has no block is no input of the op
@@ -60,18 +60,18 @@ def divided_squares(tensors: Sequence[tf.Tensor], job: Runtime, name: str) -> tf
         before = 0  # blocks of the used tensors
         for i in group:
             count = next(remaining)
-            own = [block - begin for block in parts[job.engine.rank] if begin <= block < begin + count]
-            if own:
+            local = [block - begin for block in parts[job.engine.rank] if begin <= block < begin + count]
+            if local:
                 used.append(tensors[i])
-                blocks += [before + block for block in own]
+                blocks += [before + block for block in local]
                 before += count
             begin += count
         if used:
-            mine.append(library.hvd_ext_block_squares(used, tf.constant(blocks, tf.int64)))
+            parts_of_rank.append(library.hvd_ext_block_squares(used, tf.constant(blocks, tf.int64)))
     call = calls.Call("pto", job, ops.call_name("pto", name, job), False)
-    everyone = single.gathered(call, tf.concat(mine, 0), calls.signature("pto", f"blocks {begin}"))
+    gathered = single.gathered(call, tf.concat(parts_of_rank, 0), calls.signature("pto", f"blocks {begin}"))
     places = np.argsort(np.array([block for part in parts for block in part], np.int64))
-    return _in_order(library.hvd_ext_add_blocks(tf.gather(everyone, places), counts=counts), groups)
+    return _in_order(library.hvd_ext_add_blocks(tf.gather(gathered, places), counts=counts), groups)
 
 
 def division(sizes: Sequence[Sequence[int]], ranks: int) -> tuple[list[list[int]], list[int]]:
@@ -101,7 +101,7 @@ def sketches(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     Returns:
         float32 [tensors, SKETCH]. A tensor of at most SKETCH elements has its own norm.
     """
-    longest = max((_elements(one) for one in tensors), default=0)
+    longest = max((_elements(tensor) for tensor in tensors), default=0)
     # whole blocks have signs of their own, or blocks that are alike would be added up or cancel each other
     signs, block_signs = _sign_words(BLOCK // SKETCH, 0), _sign_words(longest // BLOCK, 1)
     return ops.library().hvd_ext_sketches(list(tensors), signs, block_signs)
@@ -152,12 +152,12 @@ def _elements(tensor: tf.Tensor) -> int:
 
 def _by_dtype(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
     groups: dict[str, list[int]] = {}
-    for place, one in enumerate(tensors):
-        groups.setdefault(one.dtype.name, []).append(place)
+    for place, tensor in enumerate(tensors):
+        groups.setdefault(tensor.dtype.name, []).append(place)
     return list(groups.values())
 
 
-def _in_order(found: tf.Tensor, groups: Sequence[Sequence[int]]) -> tf.Tensor:
+def _in_order(values: tf.Tensor, groups: Sequence[Sequence[int]]) -> tf.Tensor:
     if len(groups) == 1:
-        return found
-    return tf.gather(found, np.argsort([place for group in groups for place in group]))
+        return values
+    return tf.gather(values, np.argsort([place for group in groups for place in group]))

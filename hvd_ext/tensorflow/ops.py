@@ -115,8 +115,11 @@ def together(
     """
     if not gradients or tf.executing_eagerly():
         return list(gradients)
-    slices = [isinstance(one, tf.IndexedSlices) for one in gradients]
-    parts = [(one.values, one.indices) if sliced else (one,) for one, sliced in zip(gradients, slices, strict=True)]
+    slices = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
+    parts = [
+        (gradient.values, gradient.indices) if sliced else (gradient,)
+        for gradient, sliced in zip(gradients, slices, strict=True)
+    ]
     tensors = [tensor for tensors in parts for tensor in tensors]
     # the outputs of one op are ready at once; a tensor from outside of the graph has no op
     if not after and len({id(getattr(tensor, "op", tensor)) for tensor in tensors}) == 1:
@@ -124,8 +127,8 @@ def together(
     with tf.control_dependencies(after):
         ready = iter(library().hvd_ext_together(tensors))
     return [
-        tf.IndexedSlices(next(ready), next(ready), one.dense_shape) if sliced else next(ready)
-        for one, sliced in zip(gradients, slices, strict=True)
+        tf.IndexedSlices(next(ready), next(ready), gradient.dense_shape) if sliced else next(ready)
+        for gradient, sliced in zip(gradients, slices, strict=True)
     ]
 
 
@@ -167,8 +170,8 @@ def translated() -> Iterator[None]:
         return
     try:
         errors.raise_for(code, message)
-    except errors.HvdExtError as ours:
-        raise ours from raised
+    except errors.HvdExtError as translation:
+        raise translation from raised
 
 
 def memory_of_graph() -> dict[Any, Any]:

@@ -105,10 +105,10 @@ def _allreduce_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
 @tf.RegisterGradient("HvdExt>Allgather")
 def _allgather_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
     job = _job(op)
-    own = tf.shape(op.inputs[1], out_type=tf.int64)[:1]
-    sizes = ops.allgather(_name(op, ".sizes"), own, **one_class(job.all_gather))
+    rows = tf.shape(op.inputs[1], out_type=tf.int64)[:1]
+    sizes = ops.allgather(_name(op, ".sizes"), rows, **one_class(job.all_gather))
     begin = tf.reduce_sum(sizes[: job.engine.rank])
-    return _to_tensor(op, summed(job, _name(op), gradient, Average)[begin : begin + own[0]])
+    return _to_tensor(op, summed(job, _name(op), gradient, Average)[begin : begin + rows[0]])
 
 
 @tf.RegisterGradient("HvdExt>Broadcast")

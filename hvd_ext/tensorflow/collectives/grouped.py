@@ -66,15 +66,15 @@ def grouped_allreduce(
     kind = "grouped_allreduce"
     with calls.preparing(kind, name, process_set) as call:
         request = Reduction.of(call, op, average, compression, prescale_factor, postscale_factor)
-        members = _members(kind, tensors, lambda one: _dense_or_sparse(one, request.op))
-        signature = request.full_signature(kind, *_lines(members, [_described(one) for one in members]))
+        members = _members(kind, tensors, lambda tensor: _dense_or_sparse(tensor, request.op))
+        signature = request.full_signature(kind, *_lines(members, [_described(tensor) for tensor in members]))
     results: list[Any] = [None] * len(members)
     by_dtype: dict[str, list[int]] = {}
-    for index, one in enumerate(members):
-        if isinstance(one, tf.Tensor):
-            by_dtype.setdefault(one.dtype.name, []).append(index)
+    for index, tensor in enumerate(members):
+        if isinstance(tensor, tf.Tensor):
+            by_dtype.setdefault(tensor.dtype.name, []).append(index)
     before: list[Any] = []
-    agreed = not by_dtype or any(isinstance(one, tf.IndexedSlices) for one in members)
+    agreed = not by_dtype or any(isinstance(tensor, tf.IndexedSlices) for tensor in members)
     if agreed:
         before = calls.agree(call, signature)
     for dtype, indices in by_dtype.items():
@@ -84,10 +84,10 @@ def grouped_allreduce(
         before, agreed = before or reduced[:1], True
         for index, result in zip(indices, reduced, strict=True):
             results[index] = result
-    for index, one in enumerate(members):
-        if isinstance(one, tf.IndexedSlices):
+    for index, tensor in enumerate(members):
+        if isinstance(tensor, tf.IndexedSlices):
             with tf.control_dependencies(before):
-                results[index] = rows.gathered(request, one, index)
+                results[index] = rows.gathered(request, tensor, index)
     return results
 
 
@@ -118,9 +118,9 @@ def grouped_allgather(
     kind = "grouped_allgather"
     with calls.preparing(kind, name, process_set) as call:
         members = _members(
-            kind, tensors, lambda one: dtypes.with_rows(kind, dtypes.converted(kind, one, MOVED), "joined")
+            kind, tensors, lambda tensor: dtypes.with_rows(kind, dtypes.converted(kind, tensor, MOVED), "joined")
         )
-        signature = calls.signature(kind, *_lines(members, [calls.described(one, free=True) for one in members]))
+        signature = calls.signature(kind, *_lines(members, [calls.described(tensor, free=True) for tensor in members]))
     return _each(call, members, signature, single.gathered)
 
 
@@ -163,33 +163,33 @@ def grouped_reducescatter(
     with calls.preparing(kind, name, process_set) as call:
         request = Reduction.of(call, op, None, compression, prescale_factor, postscale_factor)
         members = _members(
-            kind, tensors, lambda one: dtypes.with_rows(kind, dtypes.converted(kind, one, REDUCED), "divided")
+            kind, tensors, lambda tensor: dtypes.with_rows(kind, dtypes.converted(kind, tensor, REDUCED), "divided")
         )
-        signature = request.full_signature(kind, *_lines(members, [calls.described(one) for one in members]))
+        signature = request.full_signature(kind, *_lines(members, [calls.described(tensor) for tensor in members]))
     return _each(
         call,
         members,
         signature,
-        lambda part, one, words: dataclasses.replace(request, call=part).scattered(one, words),
+        lambda part, tensor, words: dataclasses.replace(request, call=part).scattered(tensor, words),
     )
 
 
 def _members(kind: str, tensors: Any, check: Callable[[Any], Any]) -> list[Any]:
     if isinstance(tensors, (tf.Tensor, tf.Variable, tf.IndexedSlices)) or not isinstance(tensors, Iterable):
         raise InvalidError(f"{kind} ({type(tensors).__name__}): takes a list of tensors")
-    return [check(one) for one in tensors]
+    return [check(tensor) for tensor in tensors]
 
 
-def _dense_or_sparse(one: Any, op: ReduceOp) -> tf.Tensor | tf.IndexedSlices:
-    if isinstance(one, tf.IndexedSlices):
-        return rows.checked("grouped_allreduce", one, op)
-    return dtypes.converted("grouped_allreduce", one, ALLREDUCED)
+def _dense_or_sparse(tensor: Any, op: ReduceOp) -> tf.Tensor | tf.IndexedSlices:
+    if isinstance(tensor, tf.IndexedSlices):
+        return rows.checked("grouped_allreduce", tensor, op)
+    return dtypes.converted("grouped_allreduce", tensor, ALLREDUCED)
 
 
-def _described(one: tf.Tensor | tf.IndexedSlices) -> tuple[str, Any]:
-    if isinstance(one, tf.IndexedSlices):
-        return "IndexedSlices of ", calls.described(one.values, free=True)
-    return "", calls.described(one)
+def _described(tensor: tf.Tensor | tf.IndexedSlices) -> tuple[str, Any]:
+    if isinstance(tensor, tf.IndexedSlices):
+        return "IndexedSlices of ", calls.described(tensor.values, free=True)
+    return "", calls.described(tensor)
 
 
 def _lines(members: list[Any], descriptions: list[Any]) -> list[Any]:
@@ -213,22 +213,22 @@ def _each(
         return []
     first = run(call, members[0], signature)
     with tf.control_dependencies([first]):
-        return [first, *(run(_part(call, str(i)), one, call.kind) for i, one in enumerate(members[1:], 1))]
+        return [first, *(run(_part(call, str(i)), tensor, call.kind) for i, tensor in enumerate(members[1:], 1))]
 
 
 def _joined(request: Reduction, members: list[tf.Tensor], signature: Any) -> list[tf.Tensor]:
     """Allreduce dense tensors of one dtype as a single tensor."""
     if len(members) == 1:
         return [request.allreduced(members[0], signature=signature)]
-    flat = request.allreduced(tf.concat([tf.reshape(one, [-1]) for one in members], 0), signature=signature)
-    sizes = [one.shape.num_elements() for one in members]
+    flat = request.allreduced(tf.concat([tf.reshape(tensor, [-1]) for tensor in members], 0), signature=signature)
+    sizes = [tensor.shape.num_elements() for tensor in members]
     if None in sizes:
-        parts = tf.split(flat, tf.stack([tf.size(one) for one in members]), num=len(members))
+        parts = tf.split(flat, tf.stack([tf.size(tensor) for tensor in members]), num=len(members))
     else:
         parts = tf.split(flat, sizes)
     results = []
-    for one, part in zip(members, parts, strict=True):
-        known = one.shape.is_fully_defined()
-        result = tf.reshape(part, one.shape if known else tf.shape(one))
-        results.append(tf.ensure_shape(result, one.shape))
+    for tensor, part in zip(members, parts, strict=True):
+        is_known = tensor.shape.is_fully_defined()
+        result = tf.reshape(part, tensor.shape if is_known else tf.shape(tensor))
+        results.append(tf.ensure_shape(result, tensor.shape))
     return results

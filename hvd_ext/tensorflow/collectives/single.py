@@ -257,8 +257,10 @@ def alltoall(
         carrier, dtype = dtypes.carried(tensor)
         attributes = {"dtype": dtype, "counted": call.counted, **backward.one_class(call.job.all_to_all)}
     with ops.translated():
-        given = splits is not None
-        result, received = ops.alltoall(call.name, carrier, tf.cast(counts, tf.int64), has_splits=given, **attributes)
+        has_splits = splits is not None
+        result, received = ops.alltoall(
+            call.name, carrier, tf.cast(counts, tf.int64), has_splits=has_splits, **attributes
+        )
     result = dtypes.unpacked(result, tensor.dtype)
     return result if splits is None else (result, tf.cast(received, counts.dtype))
 

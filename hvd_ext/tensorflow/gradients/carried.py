@@ -47,33 +47,33 @@ class Held:
         """Copy what this rank holds, and the number of rounds so far, between two steps."""
         handle, engine, partial = self._channel.handle, self._job.engine, self._channel.partial
         assert partial is not None
-        found: Arrays = {
+        state: Arrays = {
             _RANKS: np.array(engine.size),
             _ROUNDS: np.array(partial.before + engine.progress(handle).step),
         }
         if self._auto is not None:
-            found[_QUORUM] = np.array(self._auto.quorum)
+            state[_QUORUM] = np.array(self._auto.quorum)
         if engine.holds(handle):
             for number, tensor in enumerate(self._channel.sent_tensors):
                 array = _empty(tensor)
                 engine.read_held(handle, number, array)
-                found[_key(number, tensor)] = _plain(array)
-        return found
+                state[_key(number, tensor)] = _plain(array)
+        return state
 
-    def load(self, own: Arrays | None, everyone: Everyone) -> None:
+    def load(self, local: Arrays | None, of_ranks: Everyone) -> None:
         """Hold again what `save` returned in an earlier job, between two steps; see `Policy.load`.
 
         With another number of ranks, rank 0 holds the sum over the ranks; with op=Average times the ratio of the new
         number to the old one, so that the pending update stays the same.
         """
         engine = self._job.engine
-        if own is not None and int(own[_RANKS]) == engine.size:
-            self._write(_by_number(self._channel, own))
-            if self._auto is not None and _QUORUM in own:
-                self._auto.set(int(own[_QUORUM]))
+        if local is not None and int(local[_RANKS]) == engine.size:
+            self._write(_by_number(self._channel, local))
+            if self._auto is not None and _QUORUM in local:
+                self._auto.set(int(local[_QUORUM]))
         elif engine.rank == 0:
             try:
-                self._write(self._sums(everyone()))
+                self._write(self._sums(of_ranks()))
             except (HvdExtError, OSError, KeyError) as error:
                 logger.warning(
                     "%s: it was saved by a job of another number of ranks, and rank 0 cannot read the files of all of "
@@ -124,10 +124,10 @@ class Delayed:
         if self._there is None:
             return tf.constant(True)
         with tf.device("CPU:0"):
-            there = tf.identity(self._there.read_value())
-            with tf.control_dependencies([there] if not tf.executing_eagerly() else []):
+            has_result = tf.identity(self._there.read_value())
+            with tf.control_dependencies([has_result] if not tf.executing_eagerly() else []):
                 self._there.assign(gives, read_value=False)
-        return there
+        return has_result
 
     def save(self) -> Arrays:
         """Copy the result, between two steps; an empty dict if there is none."""
@@ -138,18 +138,18 @@ class Delayed:
         saved = {_key(n, tensor): _plain(arrays[n]) for n, tensor in enumerate(self._channel.sent_tensors)}
         return {_RANKS: np.array(self._job.engine.size), **saved}
 
-    def load(self, own: Arrays | None, everyone: Everyone) -> None:
+    def load(self, local: Arrays | None, of_ranks: Everyone) -> None:
         """Return in the next step what `save` returned on all ranks of an earlier job; see `Policy.load`."""
-        arrays = own
-        if own is None or int(own.get(_RANKS, 0)) != self._job.engine.size:
-            found = None
+        arrays = local
+        if local is None or int(local.get(_RANKS, 0)) != self._job.engine.size:
+            saved = None
             if self._job.engine.rank == 0:
                 try:
-                    found = next(iter(everyone()), None)
+                    saved = next(iter(of_ranks()), None)
                 except (HvdExtError, OSError) as error:
                     logger.warning("%s: the result that was late is dropped: %s", self._channel.name, error)
             name, root = f"{self._channel.name}: late result", self._job.engine.ranks[0]
-            arrays = broadcast_object(found, root, name=name, process_set=self._process_set)
+            arrays = broadcast_object(saved, root, name=name, process_set=self._process_set)
         if arrays and self._there is not None:
             self._give(_by_number(self._channel, arrays).values())
             self._there.assign(True)
@@ -158,10 +158,10 @@ class Delayed:
         """Take the result, in place of a step: one tensor or None for each of the layout's tensors."""
         arrays = self._taken()
         self._give([np.zeros_like(array) for array in arrays])
-        found: list[tf.Tensor | None] = [None] * len(self._channel.layout.tensors)
+        results: list[tf.Tensor | None] = [None] * len(self._channel.layout.tensors)
         for place, array in zip(self._channel.layout.sent_tensors, arrays, strict=True):
-            found[place] = tf.constant(array)
-        return found
+            results[place] = tf.constant(array)
+        return results
 
     def _taken(self) -> list[np.ndarray]:
         arrays = [_empty(tensor) for tensor in self._channel.sent_tensors]
@@ -174,12 +174,12 @@ class Delayed:
             self._job.engine.give_result(self._channel.handle, number, array)
 
 
-def rounds(own: Arrays | None, everyone: Everyone) -> int | None:
+def rounds(local: Arrays | None, of_ranks: Everyone) -> int | None:
     """Give the number of rounds before a checkpoint, from what `Held.save` returned; None if it is not known."""
-    saved = own
+    saved = local
     if saved is None:
         try:
-            saved = next(iter(everyone()), None)
+            saved = next(iter(of_ranks()), None)
         except (HvdExtError, OSError):
             saved = None
     return int(saved[_ROUNDS]) if saved and _ROUNDS in saved else None

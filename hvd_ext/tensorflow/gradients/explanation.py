@@ -38,14 +38,14 @@ def explained(reducer: Reducer, file: str | Path | None) -> str:
     """
     texts = []
     newest: Layout | None = None
-    for one in reducer.sets:
-        for channel in one.channels:
+    for gradients in reducer.sets:
+        for channel in gradients.channels:
             if channel.is_open:
-                replanning = one.replannings.get(channel)
+                replanning = gradients.replannings.get(channel)
                 review = replanning.reviews[-1] if replanning is not None and replanning.reviews else None
-                texts.append(of_layout(one.job, channel.name, channel.layout, review))
+                texts.append(of_layout(gradients.job, channel.name, channel.layout, review))
                 if channel.partial is not None:
-                    texts.append(of_rounds(one.job, channel))
+                    texts.append(of_rounds(gradients.job, channel))
                 newest = channel.layout
     if newest is None:
         raise InvalidError(f"explain ({reducer.label}): its buckets are planned at its first step; call it later")

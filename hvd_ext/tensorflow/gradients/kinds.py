@@ -19,14 +19,14 @@ MEETING = "waits for all ranks"
 
 def inner(variable: Any) -> Any:
     """Return the TensorFlow variable inside a Keras 3 variable; any other variable is returned as it is."""
-    found = getattr(variable, "_value", None)
-    return variable if found is None else found
+    value = getattr(variable, "_value", None)
+    return variable if value is None else value
 
 
 def key(variable: Any) -> Any:
     """Return a key that identifies a variable; a Keras variable and its TensorFlow variable have the same key."""
-    found = inner(variable)
-    return getattr(found, "_unique_id", None) or id(found)
+    value = inner(variable)
+    return getattr(value, "_unique_id", None) or id(value)
 
 
 def name(variable: Any) -> str:
@@ -141,17 +141,17 @@ def refuse(label: str, gradient: Any, variable: Any) -> None:
                 else f"the compute_gradients of another optimizer, {by.label!r}, already; apply it with that one"
             )
         )
-    given = tf.as_dtype(gradient.dtype) if hasattr(gradient, "dtype") else tf.convert_to_tensor(gradient).dtype
-    if not given.is_floating:
+    dtype_here = tf.as_dtype(gradient.dtype) if hasattr(gradient, "dtype") else tf.convert_to_tensor(gradient).dtype
+    if not dtype_here.is_floating:
         raise InvalidError(
-            f"{label}: the gradient of {name(variable)!r} must be of a floating dtype; it is {given.name}"
+            f"{label}: the gradient of {name(variable)!r} must be of a floating dtype; it is {dtype_here.name}"
         )
     rows = isinstance(gradient, tf.IndexedSlices)
     shape = tf.TensorShape(gradient.values.shape if rows else getattr(gradient, "shape", None))
-    wanted = tf.TensorShape([None, *variable.shape[1:]] if rows else variable.shape)
-    if not shape.is_compatible_with(wanted):
+    expected = tf.TensorShape([None, *variable.shape[1:]] if rows else variable.shape)
+    if not shape.is_compatible_with(expected):
         raise InvalidError(
-            f"{label}: the gradient of {name(variable)!r} must be of its shape; it is {shape}, not {wanted}"
+            f"{label}: the gradient of {name(variable)!r} must be of its shape; it is {shape}, not {expected}"
         )
 
 

@@ -108,9 +108,11 @@ def chosen(speeds: dict[int, float]) -> int:
 def why(speeds: dict[int, float]) -> str:
     """Say what was chosen, and why."""
     ranks, quorum = max(speeds), chosen(speeds)
-    over = {one: speed / speeds[ranks] for one, speed in speeds.items()}
-    others = ", ".join(f"{one}: {over[one]:.2f}" for one in sorted(over) if one not in (quorum, ranks))
+    gains = {candidate: speed / speeds[ranks] for candidate, speed in speeds.items()}
+    others = ", ".join(
+        f"{candidate}: {gains[candidate]:.2f}" for candidate in sorted(gains) if candidate not in (quorum, ranks)
+    )
     return (
-        f"a step waits for {quorum} of {ranks} gradients, {over[quorum]:.2f} times as fast as for all of them by the "
+        f"a step waits for {quorum} of {ranks} gradients, {gains[quorum]:.2f} times as fast as for all of them by the "
         f"times of the last rounds{f' ({others})' if others else ''}"
     )

@@ -122,10 +122,10 @@ class SameStart:
         Raises:
             MismatchError: the weights differ, and no broadcast can follow that makes them equal; on all ranks.
         """
-        each = [rank["own"] for rank in ranks]
+        states = [rank["own"] for rank in ranks]
         if not any(rank["later"] for rank in ranks):
-            self._refuse(each)
-        self.done = each[0] is not None and _are_equal(each)
+            self._refuse(states)
+        self.done = states[0] is not None and _are_equal(states)
 
     def again(self, weights: Weights) -> tf.Operation | None:
         """Compare the weights again: now if eager, else whenever the function that is being traced runs.
@@ -156,7 +156,7 @@ class SameStart:
 
         # TensorFlow runs Python functions in any order; the exchanges of two optimizers need one order on all ranks
         graph = tf.compat.v1.get_default_graph()
-        before = [one for one in graph.get_collection(_COLLECTION)[-1:] if one.graph is graph]
+        before = [operation for operation in graph.get_collection(_COLLECTION)[-1:] if operation.graph is graph]
         with tf.control_dependencies(before), tf.device("CPU:0"):
             operation = tf.cond(compared.read_value(), lambda: tf.constant(True), compare).op
         graph.add_to_collection(_COLLECTION, operation)
@@ -168,16 +168,16 @@ class SameStart:
             return self.done
 
         def described() -> dict[str, Any]:
-            own = self._own(checksums(tensors))
+            state = self._own(checksums(tensors))
             if self._first is None:
-                self._first = own
-            return {"own": own, "changed": not self._after_first or own != self._first}
+                self._first = state
+            return {"own": state, "changed": not self._after_first or state != self._first}
 
         ranks = consensus.exchange(self._job.engine, f"{self.name}: equal weights", described)
-        each = [rank["own"] for rank in ranks]
+        states = [rank["own"] for rank in ranks]
         if any(rank["changed"] for rank in ranks):
-            self._refuse(each)
-        self.done = _are_equal(each)
+            self._refuse(states)
+        self.done = _are_equal(states)
         return self.done
 
     def _own(self, sums: Sums) -> dict[str, Any]:
@@ -187,13 +187,13 @@ class SameStart:
     def _refuse(self, ranks: Sequence[dict[str, Any]]) -> None:
         when = " after the first step" if self._after_first else " before the first step"
         numbers = self._job.engine.ranks
-        refuse(self._label, self._names, [own["weights"] for own in ranks], numbers, _ADVICE, when)
-        layers.refuse(self._label, [own["layers"] for own in ranks], numbers, when)
+        refuse(self._label, self._names, [state["weights"] for state in ranks], numbers, _ADVICE, when)
+        layers.refuse(self._label, [state["layers"] for state in ranks], numbers, when)
 
 
 def _are_equal(ranks: Sequence[dict[str, Any]]) -> bool:
     """Whether all ranks have the same checksums; the names of layers may differ."""
-    first, *others = [[*own["weights"], *(crc for _, crc in own["layers"])] for own in ranks]
+    first, *others = [[*state["weights"], *(crc for _, crc in state["layers"])] for state in ranks]
     return all(other == first for other in others)
 
 
@@ -214,12 +214,12 @@ def refuse(
         MismatchError: the message names the first rank that differs from the first of all, and the first variable that
             differs there.
     """
-    for rank, own in zip(ranks, sums, strict=True):
-        for name, mine, first in zip(names, own, sums[0], strict=True):
-            if mine != first:
+    for rank, sums_of_rank in zip(ranks, sums, strict=True):
+        for name, checksum, first in zip(names, sums_of_rank, sums[0], strict=True):
+            if checksum != first:
                 raise MismatchError(
                     f"{label}: {name!r} must have the same bits on all ranks{when}; rank {rank} has the checksum "
-                    f"{mine:08x}, rank {ranks[0]} has {first:08x}; {advice}"
+                    f"{checksum:08x}, rank {ranks[0]} has {first:08x}; {advice}"
                 )
 
 

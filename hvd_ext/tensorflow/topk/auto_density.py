@@ -48,8 +48,8 @@ class AutoDensity:
         # TensorFlow's threads may add up in another order on each rank, so that the sums may differ in their last bits;
         # the decision therefore uses the average of the ranks' sums, which has equal bits on all ranks
         squares = [
-            tf.math.divide_no_nan(tf.cast(tf.reduce_sum(tf.square(one)), tf.float64), tf.cast(rate, tf.float64) ** 2)
-            for one, rate in zip(reduced, rates, strict=True)
+            tf.math.divide_no_nan(tf.cast(tf.reduce_sum(tf.square(part)), tf.float64), tf.cast(rate, tf.float64) ** 2)
+            for part, rate in zip(reduced, rates, strict=True)
         ]
         total = tf.add_n(squares) if squares else tf.constant(0.0, tf.float64)
         steps = self._steps.assign_add(tf.cast(ok, tf.float64))
@@ -81,7 +81,7 @@ class AutoDensity:
         mean = allreduce(self._sum.read_value(), name=name, process_set=self._process_set) / rule.window_steps
         new = tf.sqrt(mean)
         critical = tf.logical_or(old < 0, tf.abs(old - new) >= rule.change * old)
-        chosen = tf.where(critical, *[tf.constant(one, tf.float64) for one in rule.densities])
+        chosen = tf.where(critical, *[tf.constant(density, tf.float64) for density in rule.densities])
         with tf.control_dependencies([old, before, chosen]):
             done = [self._density.assign(chosen), self._norm.assign(new), self._sum.assign(0), self._steps.assign(0)]
         if self._job.engine.rank != 0:

@@ -86,7 +86,7 @@ class Feedback:
     def opened(self, channel: Channel) -> None:
         """Add a channel. Traced functions keep using their channel, so each channel is flushed on its own."""
         with tf.init_scope(), tf.device("CPU:0"):
-            start = any(bool(one.numpy()) for one in self._flushing.values())
+            start = any(bool(flushing.numpy()) for flushing in self._flushing.values())
             self._flushing[channel] = tf.Variable(start, trainable=False, name="hvd_ext_topk_flushing")
 
     def density(self, channel: Channel) -> tf.Tensor:
@@ -114,12 +114,12 @@ class Feedback:
             The same gradients, which are not ready before the step has ended; and whether all of them are finite, equal
             on all ranks.
         """
-        tensors = [one.values if isinstance(one, tf.IndexedSlices) else one for one in reduced]
+        tensors = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in reduced]
         finite = [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors]
         ok = tf.reduce_all(tf.stack(finite)) if finite else tf.constant(True)
         flushing = self._flushing[channel]
         ended = [channel.end_step(ok)] if channel.selects else []
-        after = [one for one in ended if one is not None]
+        after = [operation for operation in ended if operation is not None]
         with tf.control_dependencies(after), tf.device("CPU:0"):
             counted = [
                 self._steps.assign_add(tf.cast(ok, tf.int64), read_value=False),
@@ -130,7 +130,7 @@ class Feedback:
                 counted.append(self._skipping.count(ok))
             if self._auto is not None:
                 self._auto.seen(tensors, rates, ok)
-            with tf.control_dependencies([one for one in counted if one is not None]):
+            with tf.control_dependencies([operation for operation in counted if operation is not None]):
                 self._tell(ok)
         return ops.together(list(reduced), after), ok
 
@@ -148,22 +148,22 @@ class Feedback:
             **arrays,
             _RANKS: np.array(self._job.engine.size),
             _STEPS: np.array(self.steps),
-            _FLUSHING: np.array(any(bool(one.numpy()) for one in self._flushing.values())),
+            _FLUSHING: np.array(any(bool(flushing.numpy()) for flushing in self._flushing.values())),
             **({_WHOLE: np.array(True)} if channels and all(channel.is_whole for channel in channels) else {}),
             **({} if self._auto is None else self._auto.save()),
             **({} if self._momentum is None else self._momentum.save(self._keys)),
         }
 
-    def was_whole(self, own: Arrays | None, everyone: Everyone) -> bool | None:
+    def was_whole(self, local: Arrays | None, of_ranks: Everyone) -> bool | None:
         """Tell whether the state of an earlier job is of whole gradients, and should be here; all ranks call it.
 
         Returns:
             None if no rank can read the state.
         """
-        saved = own
+        saved = local
         if saved is None:
             with contextlib.suppress(HvdExtError, OSError, StopIteration):
-                saved = next(iter(everyone()))
+                saved = next(iter(of_ranks()))
         answers = consensus.exchange(
             self._job.engine,
             f"{self._name}: whole gradients",
@@ -172,7 +172,7 @@ class Feedback:
         known = next((answer for answer in answers if answer is not None), None)
         return None if known is None else known[0] and known[1] >= (self._until or 0)
 
-    def load(self, channel: Channel, own: Arrays | None, everyone: Everyone) -> None:
+    def load(self, channel: Channel, local: Arrays | None, of_ranks: Everyone) -> None:
         """Restore the state that `save` returned in an earlier job of any shape; all ranks call it, between two steps.
 
         If the job has the same shape, every rank gets its own state back. Otherwise the residuals that the ranks had of
@@ -184,30 +184,30 @@ class Feedback:
         """
         engine, name = self._job.engine, f"{self._name}: residuals and velocities"
         pieces = residuals.pieces(channel, engine)
-        kept = {} if own is None else {key: array for key, array in own.items() if "/" in key}
-        saved_ranks = None if own is None else int(own[_RANKS])
+        kept = {} if local is None else {key: array for key, array in local.items() if "/" in key}
+        saved_ranks = None if local is None else int(local[_RANKS])
         same = saved_ranks == engine.size and {piece.where for piece in pieces} == {
             residuals.parsed(key, array).where for key, array in kept.items()
         }
         answers = consensus.exchange(
-            engine, name, lambda: {"same": same, "wanted": [piece.where for piece in pieces], "own": own is not None}
+            engine, name, lambda: {"same": same, "wanted": [piece.where for piece in pieces], "own": local is not None}
         )
         if all(answer["same"] for answer in answers):
-            assert own is not None
+            assert local is not None
             residuals.write(channel, engine, kept)
-            self._go_on(own, pieces)
+            self._go_on(local, pieces)
             return
         first, trouble, arrays = None, "", {}
         try:
-            masks = residuals.claims([[tuple(one) for one in answer["wanted"]] for answer in answers], engine.rank)
-            states = iter(everyone())
+            masks = residuals.claims([[tuple(where) for where in answer["wanted"]] for answer in answers], engine.rank)
+            states = iter(of_ranks())
             first = next(states)
             scale = 1.0 if self._options.op == Sum else engine.size / int(first[_RANKS])
             arrays = residuals.regrouped(pieces, masks, _pieces_only(first, states), scale)
         except (HvdExtError, OSError, StopIteration, KeyError) as error:
             trouble = f"{type(error).__name__}: {error}"
         troubles = consensus.exchange(engine, name, lambda: trouble)
-        lacking = next((rank for rank, one in enumerate(troubles) if one), None)
+        lacking = next((rank for rank, trouble_of_rank in enumerate(troubles) if trouble_of_rank), None)
         if lacking is not None:
             if engine.rank == 0:
                 logger.warning(
@@ -227,9 +227,9 @@ class Feedback:
     def move(self, old: Channel, new: Channel) -> None:
         """Move the state from a channel to the one that replaces it; all ranks call it, between two steps."""
         engine, process_set = self._job.engine, self._options.process_set
-        own, wanted = residuals.read(old, engine), residuals.pieces(new, engine)
+        local, wanted = residuals.read(old, engine), residuals.pieces(new, engine)
         name = f"{self._name}: residuals and velocities"
-        residuals.write(new, engine, residuals.redistributed(self._job, name, own, wanted, process_set))
+        residuals.write(new, engine, residuals.redistributed(self._job, name, local, wanted, process_set))
         self.clear(old)
 
     def clear(self, channel: Channel) -> None:

@@ -128,10 +128,10 @@ def topk_error_feedback(
 
 
 def _index_dtype(dtype: Any) -> tf.DType:
-    found = tf.as_dtype(dtype)
-    if found not in _INDEX_DTYPES:
-        raise InvalidError(f"index_dtype ({found.name}): must be int32 or int64")
-    return found
+    index_dtype = tf.as_dtype(dtype)
+    if index_dtype not in _INDEX_DTYPES:
+        raise InvalidError(f"index_dtype ({index_dtype.name}): must be int32 or int64")
+    return index_dtype
 
 
 def _parts(x: tf.Tensor, k: Any, segments: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -194,12 +194,12 @@ def _by_tensorflow(x: tf.Tensor, picks: tf.Tensor, offsets: tf.Tensor, dtype: tf
         if np.any(picks < 0) or np.any(picks > lengths) or lengths.min(initial=0) < 0 or sum(lengths) != len(flat):
             words = "must be from 0 to the number of elements, and segments add up to x's"
             raise InvalidError(f"k ({picks.numpy()}): {words}")
-    found: list[tf.Tensor] = []
+    by_segment: list[tf.Tensor] = []
     for segment in range(picks.shape.num_elements()):
         part = tf.abs(flat[offsets[segment] : offsets[segment + 1]])
         _, places = tf.math.top_k(part, tf.cast(picks[segment], tf.int32), sorted=False)
-        found.append(tf.sort(tf.cast(places, dtype)) + tf.cast(offsets[segment], dtype))
-    indices = tf.concat(found, 0) if found else tf.zeros([0], dtype)
+        by_segment.append(tf.sort(tf.cast(places, dtype)) + tf.cast(offsets[segment], dtype))
+    indices = tf.concat(by_segment, 0) if by_segment else tf.zeros([0], dtype)
     return tf.gather(flat, indices), indices
 
 

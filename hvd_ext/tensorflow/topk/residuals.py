@@ -62,7 +62,7 @@ class Piece:
 
 def pieces(channel: Channel, engine: Engine) -> list[Piece]:
     """List the pieces that this rank keeps for a channel, in the order of buckets and places."""
-    found = []
+    kept = []
     for number, bucket in enumerate(channel.layout.buckets):
         if bucket.selection is None:
             continue
@@ -72,12 +72,12 @@ def pieces(channel: Channel, engine: Engine) -> list[Piece]:
             of = channel.layout.tensors[tensor]
             low, high = max(begin, first), min(begin + of.elements, first + elements)
             if low < high:
-                found += [
+                kept += [
                     Piece(which, tensor, low - begin, high - low, of.name, number, low - first)
                     for which in ((RESIDUAL, VELOCITY) if has_velocity else (RESIDUAL,))
                 ]
             begin += of.elements
-    return found
+    return kept
 
 
 def read(channel: Channel, engine: Engine) -> Arrays:
@@ -86,15 +86,15 @@ def read(channel: Channel, engine: Engine) -> Arrays:
     Returns:
         float32 arrays by the pieces' keys.
     """
-    found = pieces(channel, engine)
+    kept = pieces(channel, engine)
     shares = {
         (piece.bucket, piece.which): np.zeros(engine.state(channel.handle, piece.bucket)[1], np.float32)
-        for piece in found
+        for piece in kept
     }
     for (bucket, which), share in shares.items():
         engine.read_state(channel.handle, bucket, _WHICH[which], share)
     return {
-        piece.key: shares[piece.bucket, piece.which][piece.place : piece.place + piece.count].copy() for piece in found
+        piece.key: shares[piece.bucket, piece.which][piece.place : piece.place + piece.count].copy() for piece in kept
     }
 
 
@@ -132,7 +132,7 @@ def parsed(key: str, array: np.ndarray) -> Piece:
 
 
 def redistributed(
-    job: Runtime, name: str, own: Arrays, wanted: Sequence[Piece], process_set: ProcessSet | None = None
+    job: Runtime, name: str, local: Arrays, wanted: Sequence[Piece], process_set: ProcessSet | None = None
 ) -> Arrays:
     """Send residuals and velocities to the ranks that keep their elements now; all ranks call it.
 
@@ -152,22 +152,22 @@ def redistributed(
     from hvd_ext.tensorflow.collectives import objects, single
 
     rank = job.engine.rank
-    kept = {parsed(key, array).where: array for key, array in own.items()}
+    kept = {parsed(key, array).where: array for key, array in local.items()}
     answers = consensus.exchange(
         job.engine, name, lambda: {"kept": list(kept), "wanted": [piece.where for piece in wanted]}
     )
     before, after = ([[_where(one) for one in answer[key]] for answer in answers] for key in ("kept", "wanted"))
     copies, wishes = (_counts(pieces) for pieces in (before, after))
     if any(copies.get(key, count) != count for key, count in wishes.items()):
-        states = objects.allgather_object(own, name=f"{name}, sums", process_set=process_set)
+        states = objects.allgather_object(local, name=f"{name}, sums", process_set=process_set)
         return regrouped(wanted, claims(after, rank), states, 1.0)
-    given: list[list[np.ndarray]] = [[] for _ in answers]
+    outgoing: list[list[np.ndarray]] = [[] for _ in answers]
     for receiver in range(job.engine.size):
         for sender, where in sources(before, after[receiver], nearest(job.tree, receiver)):
             if sender == rank:
-                given[receiver].append(_slice(kept, where))
-    flat = [array for arrays in given for array in arrays]
-    splits = [sum(array.size for array in arrays) for arrays in given]
+                outgoing[receiver].append(_slice(kept, where))
+    flat = [array for arrays in outgoing for array in arrays]
+    splits = [sum(array.size for array in arrays) for arrays in outgoing]
     with tf.init_scope(), tf.device("CPU:0"):
         joined = tf.constant(np.concatenate([np.zeros(0, np.float32), *flat]))
         received = single.alltoall(joined, splits, name=f"{name}, values", process_set=process_set)[0].numpy()
@@ -210,12 +210,12 @@ def summed(
     results = {}
     for place in sorted(places):
         tensor = channel.layout.tensors[place]
-        own = np.zeros(tensor.elements, np.float32)
+        local = np.zeros(tensor.elements, np.float32)
         for piece, array in kept.get(place, ()):
-            own[piece.offset : piece.offset + piece.count] = array
+            local[piece.offset : piece.offset + piece.count] = array
         with tf.init_scope(), tf.device("CPU:0"):
             total = single.allreduce(
-                own, op=op, postscale_factor=factor, name=f"{name}, {place}", process_set=process_set
+                local, op=op, postscale_factor=factor, name=f"{name}, {place}", process_set=process_set
             )
             results[place] = total.numpy().reshape(tensor.shape)
     return results
@@ -223,13 +223,13 @@ def summed(
 
 def nearest(tree: Tree, rank: int) -> list[int]:
     """Sort the ranks of a cluster by how far they are from one: itself, its host, its rack, the others."""
-    found, branches, node = [rank], [], tree.root
+    nearest_first, branches, node = [rank], [], tree.root
     while node.children:
         branches.append(node)
         node = next(child for child in node.children if rank in child.ranks)
     for branch in reversed(branches):
-        found += sorted(set(branch.ranks) - set(found))
-    return found
+        nearest_first += sorted(set(branch.ranks) - set(nearest_first))
+    return nearest_first
 
 
 def sources(
@@ -243,7 +243,7 @@ def sources(
     Returns:
         Runs of elements and the rank that each comes from, by ascending ranks. No element is there twice.
     """
-    found: list[tuple[int, Where]] = []
+    runs: list[tuple[int, Where]] = []
     missing: dict[tuple[str, int], list[tuple[int, int]]] = {}
     for which, tensor, offset, count in wanted:
         missing.setdefault((which, tensor), []).append((offset, offset + count))
@@ -257,16 +257,16 @@ def sources(
                 if begin >= end:
                     rest.append((low, high))
                     continue
-                found.append((sender, (which, tensor, begin, end - begin)))
+                runs.append((sender, (which, tensor, begin, end - begin)))
                 rest += [run for run in ((low, begin), (end, high)) if run[0] < run[1]]
             missing[which, tensor] = rest
-    return sorted(found, key=lambda pair: pair[0])
+    return sorted(runs, key=lambda pair: pair[0])
 
 
 def _counts(pieces: Sequence[Sequence[Where]]) -> dict[tuple[str, int], int]:
     """How many elements of each tensor all ranks keep together, for residuals and velocities."""
     counts: dict[tuple[str, int], int] = {}
-    for which, tensor, _, count in (piece for own in pieces for piece in own):
+    for which, tensor, _, count in (piece for of_rank in pieces for piece in of_rank):
         counts[which, tensor] = counts.get((which, tensor), 0) + count
     return counts
 
@@ -309,7 +309,7 @@ def claims(wanted: Sequence[Sequence[Where]], rank: int) -> list[np.ndarray]:
     return masks
 
 
-def regrouped(own: Sequence[Piece], masks: Sequence[np.ndarray], states: Iterable[Arrays], scale: float) -> Arrays:
+def regrouped(wanted: Sequence[Piece], masks: Sequence[np.ndarray], states: Iterable[Arrays], scale: float) -> Arrays:
     """Add up the residuals and velocities of all ranks of an earlier job, for the elements of this rank.
 
     Args:
@@ -319,15 +319,16 @@ def regrouped(own: Sequence[Piece], masks: Sequence[np.ndarray], states: Iterabl
     Returns:
         float32 arrays by the pieces' keys; each sum is computed in float64 and rounded once.
     """
-    totals = [np.zeros(piece.count, np.float64) for piece in own]
+    totals = [np.zeros(piece.count, np.float64) for piece in wanted]
     for state in states:
         saved = [(parsed(key, array), array) for key, array in state.items()]
-        for piece, total in zip(own, totals, strict=True):
-            for one, array in saved:
-                low, high = max(one.offset, piece.offset), min(one.offset + one.count, piece.offset + piece.count)
-                if (one.which, one.tensor) == (piece.which, piece.tensor) and low < high:
-                    total[low - piece.offset : high - piece.offset] += array[low - one.offset : high - one.offset]
+        for piece, total in zip(wanted, totals, strict=True):
+            for source, array in saved:
+                low = max(source.offset, piece.offset)
+                high = min(source.offset + source.count, piece.offset + piece.count)
+                if (source.which, source.tensor) == (piece.which, piece.tensor) and low < high:
+                    total[low - piece.offset : high - piece.offset] += array[low - source.offset : high - source.offset]
     return {
         piece.key: np.where(mask, total * scale, 0).astype(np.float32)
-        for piece, mask, total in zip(own, masks, totals, strict=True)
+        for piece, mask, total in zip(wanted, masks, totals, strict=True)
     }

@@ -124,7 +124,7 @@ class Until:
         if self._momentum is None:
             return {}
         options, channel = self._options, self._channel
-        found = residuals.summed(
+        velocities = residuals.summed(
             channel,
             self._job,
             f"{self._name}, velocities",
@@ -134,4 +134,4 @@ class Until:
             factor=options.gradient_predivide_factor,
             process_set=options.process_set,
         )
-        return {self._keys[place]: velocity for place, velocity in found.items()}
+        return {self._keys[place]: velocity for place, velocity in velocities.items()}
