@@ -1,16 +1,12 @@
-"""The number of elements that a density selects, and the density of each step.
+"""The density of each step.
 
-All ranks must compute the same numbers, in Python, in TensorFlow and in the engine. Therefore densities are IEEE
-doubles, and the rules here are the same as in tf_ops/engine.
+All ranks must compute the same densities, so these are IEEE doubles.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING
-
-from hvd_ext.errors import InvalidError
 
 if TYPE_CHECKING:
     from hvd_ext.compression.topk import TopK
@@ -20,24 +16,6 @@ if TYPE_CHECKING:
 AUTO_DENSITIES = (0.1, 0.01)
 AUTO_WINDOW_STEPS = 100
 AUTO_CHANGE = 0.5
-
-
-def count(density: float, elements: int) -> int:
-    """Return K(e), the number of elements that a density selects from the first e.
-
-    Returns:
-        floor(density * e + 0.5), computed in double precision.
-    """
-    return math.floor(density * elements + 0.5)
-
-
-def share(density: float, begin: int, end: int) -> int:
-    """Return the number of elements that a density selects from [begin, end) of a buffer.
-
-    Returns:
-        K(end) - K(begin), so that the numbers of the parts of a buffer add up to the number of the whole buffer.
-    """
-    return count(density, end) - count(density, begin)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,16 +29,6 @@ class Schedule:
 
     firsts: tuple[int, ...]
     densities: tuple[float, ...]
-
-    def at(self, step: int) -> float:
-        """Return the density of a step.
-
-        Raises:
-            InvalidError: the step is negative.
-        """
-        if step < 0:
-            raise InvalidError(f"density of step {step}: steps are counted from 0")
-        return self.densities[sum(first <= step for first in self.firsts) - 1]
 
 
 def schedule(options: TopK) -> Schedule:
@@ -99,12 +67,3 @@ class Auto:
     window_steps: int = AUTO_WINDOW_STEPS
     densities: tuple[float, float] = AUTO_DENSITIES
     change: float = AUTO_CHANGE
-
-    def next(self, old: float, new: float) -> float:
-        """Return the density of the next window.
-
-        Args:
-            old: the norm in the window before; negative if there is no such window.
-        """
-        critical = old < 0 or abs(old - new) >= self.change * old
-        return self.densities[0] if critical else self.densities[1]

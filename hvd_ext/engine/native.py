@@ -115,6 +115,8 @@ def load() -> ctypes.CDLL:
         NativeLibraryError: the library is missing, does not load, or is of another version; the message has the command
             that repairs it.
     """
+    from hvd_ext.planning import ir
+
     library = open_library(LIBRARY, "the native engine")
     try:
         for name, (result, arguments) in SIGNATURES.items():
@@ -125,7 +127,7 @@ def load() -> ctypes.CDLL:
             f"the native engine ({LIBRARY}) is of another version: {error}; {REBUILD_HINT}"
         ) from None
     _check_version("C interface", library.hvd_ext_abi_version(), ABI_VERSION)
-    _check_version("plan language", library.hvd_ext_plan_version(), _plan_version())
+    _check_version("plan language", library.hvd_ext_plan_version(), ir.VERSION)
     return library
 
 
@@ -179,9 +181,3 @@ def _check_version(what: str, seen: int, expected: int) -> None:
             f"the native engine ({LIBRARY}) is of another version: its {what} has version {seen}, "
             f"this package needs {expected}; {REBUILD_HINT}"
         )
-
-
-def _plan_version() -> int:
-    from hvd_ext.planning import ir
-
-    return int(ir.VERSION)

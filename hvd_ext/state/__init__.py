@@ -16,17 +16,18 @@ import numpy as np
 
 from hvd_ext.errors import InvalidError
 
-Save = Callable[[], dict[str, np.ndarray]]
-Load = Callable[[dict[str, np.ndarray]], None]
-Everyone = Callable[[], Iterable[dict[str, np.ndarray]]]
-LoadAll = Callable[[dict[str, np.ndarray] | None, Everyone], None]
+Arrays = dict[str, np.ndarray]
+Save = Callable[[], Arrays]
+Load = Callable[[Arrays], None]
+Everyone = Callable[[], Iterable[Arrays]]  # gives the states of all ranks, by rank
+LoadAll = Callable[[Arrays | None, Everyone], None]
 
 # owner -> how to find its function `save` and its function `load`: each gives the function, or None when it is gone
 _owners: dict[str, tuple[Callable[[], Save | None], Callable[[], Load | LoadAll | None]]] = {}
 # the owners whose second function is a LoadAll
 _of_all: set[str] = set()
 # owner -> state that was restored before the owner was registered: this rank's, or None, and that of all ranks
-_waiting: dict[str, tuple[dict[str, np.ndarray] | None, Everyone]] = {}
+_waiting: dict[str, tuple[Arrays | None, Everyone]] = {}
 
 
 def register(owner_key: str, save: Save, load: Load | None = None, *, load_all: LoadAll | None = None) -> None:
@@ -73,7 +74,7 @@ def unregister(owner_key: str) -> None:
     _owners.pop(owner_key, None)
 
 
-def collect() -> dict[str, dict[str, np.ndarray]]:
+def collect() -> dict[str, Arrays]:
     """Copy the state of all owners that are alive.
 
     Returns:
@@ -91,7 +92,7 @@ def collect() -> dict[str, dict[str, np.ndarray]]:
 
 
 def restore(
-    states: Mapping[str, dict[str, np.ndarray]],
+    states: Mapping[str, Arrays],
     saved: Mapping[str, Everyone] | None = None,
 ) -> tuple[str, ...]:
     """Give all owners their state; the state of an owner that is not registered yet waits until it is.
@@ -132,7 +133,7 @@ def forget_unclaimed() -> None:
     _waiting.clear()
 
 
-def _give(owner: str, load: Any, local: dict[str, np.ndarray] | None, of_ranks: Everyone) -> bool:
+def _give(owner: str, load: Any, local: Arrays | None, of_ranks: Everyone) -> bool:
     if owner in _of_all:
         load(None if local is None else dict(local), of_ranks)
     elif local is not None:
@@ -157,7 +158,7 @@ def _reference(function: Any) -> Callable[[], Any]:
     return lambda: function
 
 
-def _checked(owner: str, arrays: Any) -> dict[str, np.ndarray]:
+def _checked(owner: str, arrays: Any) -> Arrays:
     if not isinstance(arrays, Mapping):
         raise InvalidError(
             f"state of {owner!r}: save must give a dictionary of arrays; it gave {type(arrays).__name__}"

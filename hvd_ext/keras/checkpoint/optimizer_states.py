@@ -18,12 +18,11 @@ from hvd_ext.job import runtime
 from hvd_ext.job.log import logger
 from hvd_ext.keras.optimizers.models import optimizers
 from hvd_ext.keras.optimizers.momentum import MomentumTaken
-from hvd_ext.state import arrays, manifest
+from hvd_ext.state import Arrays, Everyone, arrays, manifest
 from hvd_ext.state.manifest import Manifest
 from hvd_ext.tensorflow.gradients.distribution import reducer_of
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 from hvd_ext.tensorflow.topk import feedback, residuals
-from hvd_ext.tensorflow.topk.feedback import Arrays, Everyone
 
 _NAME = re.compile(r"(top-k|held|delayed): optimizer (\d+), variables (\d+)")
 _OF_TAPES = re.compile(r"(top-k|held|delayed|buckets): tape")

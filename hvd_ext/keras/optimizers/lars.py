@@ -87,7 +87,15 @@ class LARS(Layerwise):
         )
         self.nesterov, self.rate_in_momentum = bool(nesterov), bool(rate_in_momentum)
         self.trust_coefficient = float(trust_coefficient)
-        self._momentum = momentum if scheduled else self._variable_of(float(momentum))
+        self._momentum = momentum
+        if not scheduled:
+            self._momentum = self.add_variable(
+                shape=(),
+                initializer=keras.initializers.Constant(float(momentum)),
+                dtype=keras.config.floatx(),
+                aggregation="only_first_replica",
+                name="momentum",
+            )
 
     @property
     def momentum(self) -> Any:
@@ -135,15 +143,6 @@ class LARS(Layerwise):
         if isinstance(config.get("momentum"), dict):
             config["momentum"] = keras.optimizers.schedules.deserialize(config["momentum"], custom_objects)
         return super().from_config(config, custom_objects)  # type: ignore[no-any-return]
-
-    def _variable_of(self, momentum: float) -> keras.Variable:
-        return self.add_variable(
-            shape=(),
-            initializer=keras.initializers.Constant(momentum),
-            dtype=keras.config.floatx(),
-            aggregation="only_first_replica",
-            name="momentum",
-        )
 
     def _update(self, gradients: list[Any], variables: list[Any], learning_rate: Any) -> None:
         places, gradients = self._places(variables), self._dense(gradients, variables)

@@ -42,8 +42,8 @@ def summed(
         algorithm: the algorithm; None for the algorithm of the options.
         wire: the dtype in which float32 is sent; "" for float32.
     """
-    rows = _rows([job.allreduce(limit, algorithm) for limit in runtime.SIZE_CLASSES])
-    return ops.allreduce(name, tensor, op=int(op), wire=wire, **rows, **more)
+    plans = rows([job.allreduce(limit, algorithm) for limit in runtime.SIZE_CLASSES])
+    return ops.allreduce(name, tensor, op=int(op), wire=wire, **plans, **more)
 
 
 def one_class(prepare: Callable[[int], Prepared]) -> dict[str, list[int]]:
@@ -52,20 +52,11 @@ def one_class(prepare: Callable[[int], Prepared]) -> dict[str, list[int]]:
     Args:
         prepare: the method of `Runtime` that plans the collective.
     """
-    return _rows([prepare(_GATHER_NBYTES)], [_GATHER_NBYTES])
+    return rows([prepare(_GATHER_NBYTES)], [_GATHER_NBYTES])
 
 
-def broadcast_classes(job: Runtime, root: int) -> dict[str, list[int]]:
-    """Return the op's attributes for a broadcast.
-
-    Args:
-        job: the runtime of the ranks that take part.
-        root: the root's place among these ranks.
-    """
-    return _rows([job.broadcast(limit, root) for limit in runtime.SIZE_CLASSES])
-
-
-def _rows(prepared: list[Prepared], limits: Sequence[int] = runtime.SIZE_CLASSES) -> dict[str, list[int]]:
+def rows(prepared: list[Prepared], limits: Sequence[int] = runtime.SIZE_CLASSES) -> dict[str, list[int]]:
+    """Return an op's attributes for the plans of a collective, one for each size class."""
     return {
         "limits": list(limits),
         "plans": [row.plan for row in prepared],
@@ -92,23 +83,23 @@ def _to_tensor(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
 
 @tf.RegisterGradient("HvdExt>Allreduce")
 def _allreduce_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
-    rows = {attribute: list(op.get_attr(attribute)) for attribute in ("limits", "plans", "digests", "segments")}
+    plans = {attribute: list(op.get_attr(attribute)) for attribute in ("limits", "plans", "digests", "segments")}
     kind, wire = ReduceOp(op.get_attr("reduce_op")), tf.compat.as_str(op.get_attr("wire"))
     if kind not in (Average, Sum):
         raise InvalidError(
             f"gradient of an allreduce with op={kind.name}: only Average and Sum have a gradient; stop it with "
             "tf.stop_gradient, or gather with hvd_ext.allgather and reduce the parts with TensorFlow"
         )
-    return _to_tensor(op, ops.allreduce(_name(op), gradient, op=int(kind), wire=wire, **rows))
+    return _to_tensor(op, ops.allreduce(_name(op), gradient, op=int(kind), wire=wire, **plans))
 
 
 @tf.RegisterGradient("HvdExt>Allgather")
 def _allgather_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
     job = _job(op)
-    rows = tf.shape(op.inputs[1], out_type=tf.int64)[:1]
-    sizes = ops.allgather(_name(op, ".sizes"), rows, **one_class(job.all_gather))
+    count = tf.shape(op.inputs[1], out_type=tf.int64)[:1]
+    sizes = ops.allgather(_name(op, ".sizes"), count, **one_class(job.all_gather))
     begin = tf.reduce_sum(sizes[: job.engine.rank])
-    return _to_tensor(op, summed(job, _name(op), gradient, Average)[begin : begin + rows[0]])
+    return _to_tensor(op, summed(job, _name(op), gradient, Average)[begin : begin + count[0]])
 
 
 @tf.RegisterGradient("HvdExt>Broadcast")

@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.options import Average, ReduceOp, Sum
 
 # The dtypes that the engine reduces (HVD_EXT_REDUCED in tf_ops/ops/collective.cc).
 REDUCED = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
@@ -180,10 +179,3 @@ def scaled(tensor: tf.Tensor, by: float) -> tf.Tensor:
         return tensor
     wide = tf.float32 if tensor.dtype.name in _HALVES else tf.float64 if tensor.dtype.is_integer else tensor.dtype
     return tf.cast(tf.cast(tensor, wide) * tf.constant(by, wide), tensor.dtype)
-
-
-def split_factors(tensor: tf.Tensor, op: ReduceOp, postscale: float, size: int) -> tuple[ReduceOp, float]:
-    """Choose the engine's op and the factor for its result such that integers are truncated toward zero only once."""
-    if tensor.dtype.is_integer and op == Average and postscale != 1.0:
-        return Sum, postscale / size
-    return op, postscale

@@ -42,17 +42,7 @@ def grouped_allreduce(
     Args:
         tensors: dense tensors and `tf.IndexedSlices` of the dtypes of `allreduce`, mixed at will; shapes and dtypes
             must be equal on all ranks. May be empty.
-        average: see `allreduce`.
-        device_dense: accepted for Horovod's sake, like device_sparse and ignore_name_scope.
-        device_sparse: see device_dense.
-        compression: see `allreduce`.
-        op: `hvd_ext.Average`, the default, `Sum`, `Min`, `Max` or `Product`. Only the first two have a gradient and
-            take IndexedSlices. A minimum or maximum is NaN where a rank has NaN.
-        prescale_factor: multiplies the tensors before the reduction.
-        postscale_factor: multiplies the results.
-        process_set: the ranks that take part; None for all.
-        ignore_name_scope: see device_dense.
-        name: matches the ranks' calls; None for a counted name.
+        average: as for `allreduce`, and so are all that follow.
 
     Returns:
         The results, in the order of the tensors.
@@ -102,9 +92,7 @@ def grouped_allgather(
 
     Args:
         tensors: this rank's parts, each as in `allgather`; dtypes may be mixed. May be empty.
-        name: matches the ranks' calls; None for a counted name.
-        ignore_name_scope: accepted for Horovod's sake; names never depend on name scopes.
-        process_set: the ranks that take part; None for all.
+        name: as for `allgather`, and so are all that follow.
 
     Returns:
         The joined tensors, in the order of the parts.
@@ -141,14 +129,7 @@ def grouped_reducescatter(
 
     Args:
         tensors: each as in `reducescatter`; dtypes may be mixed, shapes must be equal on all ranks. May be empty.
-        device_dense: accepted for Horovod's sake, like ignore_name_scope.
-        compression: see `allreduce`.
-        op: `hvd_ext.Average`, the default, or `hvd_ext.Sum`.
-        process_set: the ranks that take part; None for all.
-        prescale_factor: multiplies the tensors before the reduction.
-        postscale_factor: multiplies the results.
-        name: matches the ranks' calls; None for a counted name.
-        ignore_name_scope: see device_dense.
+        device_dense: as for `reducescatter`, and so are all that follow.
 
     Returns:
         This rank's rows of each result, in the order of the tensors.

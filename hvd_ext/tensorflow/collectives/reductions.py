@@ -94,7 +94,9 @@ class Reduction:
         if tensor.dtype == tf.float16 and self.op in (Average, Sum):
             wide, dtype, wire = tf.cast(tensor, tf.float32), "float16", "float16"
         wide = dtypes.scaled(wide, self.prescale)
-        op, after = dtypes.split_factors(wide, self.op, self.postscale, size)
+        op, after = self.op, self.postscale
+        if wide.dtype.is_integer and op == Average and after != 1.0:  # so that integers are truncated only once
+            op, after = Sum, after / size
         with ops.translated():
             if tensor.dtype == tf.int64 and (op == Average or (op == Sum and not plain)):
                 parts = tf.truncatediv(wide, size)

@@ -164,7 +164,7 @@ def broadcast(
         tensor = dtypes.converted("broadcast", tensor, MOVED)
         carrier, dtype = dtypes.carried(tensor)
         attributes = {"root": root, "dtype": dtype, "counted": call.counted}
-        attributes |= backward.broadcast_classes(call.job, root)
+        attributes |= backward.rows([call.job.broadcast(limit, root) for limit in runtime.SIZE_CLASSES])
     with ops.translated():
         result = ops.library().hvd_ext_broadcast(call.name, carrier, "", **attributes)
     return dtypes.unpacked(result, tensor.dtype)

@@ -5,7 +5,7 @@ Both are saved with a checkpoint, like the residuals of `TopK` (`hvd_ext.tensorf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import tensorflow as tf
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job.log import logger
 from hvd_ext.options import Sum
+from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow.collectives.objects import broadcast_object
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from hvd_ext.planning.tensors import Tensor
     from hvd_ext.tensorflow.gradients.channel import Channel
     from hvd_ext.tensorflow.gradients.quorum import AutoQuorum
-
-Arrays = dict[str, np.ndarray]
-Everyone = Callable[[], Iterable[Arrays]]
 
 # the names of what is saved beside the tensors, whose names have a slash
 _RANKS, _ROUNDS, _QUORUM = "ranks", "rounds", "quorum"

@@ -7,7 +7,7 @@ plans. Residuals and velocities differ.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from hvd_ext.job import consensus
 from hvd_ext.job.log import logger
 from hvd_ext.options import Sum
 from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.skipping import Skipping
 from hvd_ext.tensorflow.topk import residuals
@@ -28,9 +29,6 @@ from hvd_ext.tensorflow.topk.auto_density import AutoDensity
 if TYPE_CHECKING:
     from hvd_ext.job.runtime import Runtime
     from hvd_ext.tensorflow.gradients.channel import Channel
-
-Arrays = dict[str, np.ndarray]
-Everyone = Callable[[], Iterable[Arrays]]
 
 # the names of the values that are saved beside the pieces of tensors; the name of a piece has a slash
 _RANKS, _STEPS, _FLUSHING, _WHOLE = "ranks", "steps", "flushing", "whole"

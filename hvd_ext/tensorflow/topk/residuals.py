@@ -14,6 +14,7 @@ import numpy as np
 
 from hvd_ext.job import consensus
 from hvd_ext.options import ReduceOp
+from hvd_ext.state import Arrays
 
 if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from hvd_ext.tensorflow.gradients.channel import Channel
     from hvd_ext.topology.tree import Tree
 
-Arrays = dict[str, np.ndarray]
 Where = tuple[str, int, int, int]  # which, tensor, offset, count
 
 RESIDUAL, VELOCITY = "residual", "velocity"
