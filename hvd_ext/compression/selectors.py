@@ -95,11 +95,7 @@ def names(*, native: bool = False) -> tuple[str, ...]:
 
 
 def find(name: str) -> Selector:
-    """Find a selector by its name.
-
-    Raises:
-        InvalidError: there is no selector of this name.
-    """
+    """Find a selector by its name; `InvalidError` if there is no selector of this name."""
     for selector in SELECTORS:
         if selector.name == name:
             return selector

@@ -69,11 +69,7 @@ class Engine(PartialChannels):
         return handle.value
 
     def remove_plan(self, plan: int) -> None:
-        """Forget a plan.
-
-        Raises:
-            InvalidError: a channel uses the plan, or it does not exist.
-        """
+        """Forget a plan; `InvalidError` if a channel uses the plan, or it does not exist."""
         _call("hvd_ext_plan_remove", plan)
 
     def exchange(self, name: str, payload: bytes) -> list[bytes]:

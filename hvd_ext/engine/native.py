@@ -157,11 +157,7 @@ def int32s(values: Sequence[int]) -> ctypes.Array[ctypes.c_int32]:
 
 
 def open_library(path: Path, what: str) -> ctypes.CDLL:
-    """Load a shared library; if that fails, the error says why and what to do.
-
-    Raises:
-        NativeLibraryError: the library is missing or does not load.
-    """
+    """Load a shared library; `NativeLibraryError`, with what to do, if it is missing or does not load."""
     if not path.exists():
         raise NativeLibraryError(
             f"{what} ({path}) is missing: it has not been built for this installation; {REBUILD_HINT}"

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def joined(running: engine.Engine, settings: options.Options, comm: Any) -> runtime.Runtime:
-    """Compare the options of all ranks, and find the hosts.
-
-    Raises:
-        InvalidError, TopologyError, MismatchError, CommunicationError: see `hvd_ext.job.process.init`.
-    """
+    """Compare the options of all ranks, and find the hosts; raises what `hvd_ext.job.process.init` raises."""
     tree: Tree | None = None
 
     def about() -> dict[str, Any]:

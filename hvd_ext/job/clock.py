@@ -50,14 +50,7 @@ class Stamps:
 
 
 def estimate(local: Stamps, root: Stamps) -> Clock:
-    """Bound the offset between two clocks.
-
-    Args:
-        root: the stamps of rank 0, for the same exchanges.
-
-    Returns:
-        The estimate; its offset and uncertainty are 0 if both ranks read the clock of one machine.
-    """
+    """Bound a clock's offset by stamps of the same exchanges on rank 0; 0 if both read the clock of one machine."""
     low = max(a - e for a, e in zip(local.announced, root.ended, strict=True))
     high = min(e - a for e, a in zip(local.ended, root.announced, strict=True))
     # A container may have its own clock; then 0 lies outside of the bounds.

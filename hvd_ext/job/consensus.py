@@ -57,17 +57,7 @@ def exchange(engine: Engine, name: str, make: Callable[[], Any]) -> list[Any]:
 
 
 def place_of_root(engine: Engine, root_rank: object) -> int:
-    """Find the root that a user named among the ranks that take part.
-
-    Args:
-        root_rank: the root's rank in the job, even where a process set takes part.
-
-    Returns:
-        The root's place among these ranks.
-
-    Raises:
-        InvalidError: the root is not one of these ranks.
-    """
+    """Return the place of a root, a rank of the job, among the ranks of an engine; `InvalidError` if it has none."""
     if isinstance(root_rank, int) and not isinstance(root_rank, bool) and root_rank in engine.ranks:
         return engine.ranks.index(root_rank)
     words = f"a rank, 0 to {engine.size - 1}"

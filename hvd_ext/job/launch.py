@@ -65,12 +65,7 @@ def examine(environ: Mapping[str, str]) -> Launch:
 
 
 def check_size(launch: Launch, size: int) -> None:
-    """Check that MPI has as many ranks as the launcher started.
-
-    Raises:
-        CommunicationError: the numbers differ, most often because the launcher belongs to another MPI than the one that
-            the native library was built with.
-    """
+    """Raise `CommunicationError` unless MPI has as many ranks as the launcher started: it may be another MPI's."""
     if launch.size is not None and launch.size != size:
         if launch.by.startswith("srun"):
             raise CommunicationError(

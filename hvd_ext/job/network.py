@@ -108,11 +108,7 @@ def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[
 
 
 def describe(tree: Tree) -> str:
-    """Describe the links of a cluster in one line.
-
-    Returns:
-        A line such as "between hosts 95.6 Mbit/s and 41 us (h3: 47.8 Mbit/s), in hosts 16.3 Gbit/s and 1.2 us".
-    """
+    """Describe a cluster's links, as in "between hosts 95.6 Mbit/s and 41 us, in hosts 16.3 Gbit/s and 1.2 us"."""
     one_host = len(tree.hosts()) == 1
     parts = []
     if not one_host:

@@ -28,12 +28,7 @@ _claimed = ""  # the mark of this process
 
 
 def claim(environ: MutableMapping[str, str]) -> None:
-    """Mark this process as the rank, for the processes that it will start.
-
-    Raises:
-        InvalidError: another process has marked itself as this rank, or this process has before it replaced its
-            program.
-    """
+    """Mark this process as the rank; `InvalidError` if another process, or its program before an exec, is the rank."""
     global _claimed
     launch = "/".join(environ.get(name, "") for name in _LAUNCH)
     process, _, marked = environ.get(MARK, "").partition(" ")

@@ -154,11 +154,7 @@ def _of(seen: Sequence[Times], name: str) -> float:
 
 
 def measure(job: engines.Engine, hosts: Sequence[str], options: Options) -> Measured:
-    """Measure the links of a job; all ranks call this function, and get the same answer.
-
-    Raises:
-        HvdExtError: it failed on some rank; the job's engine goes on.
-    """
+    """Measure a job's links; all ranks call it and get the same answer or `HvdExtError`. The job's engine stays."""
     begin = time.perf_counter()
     # What carries the job's data between hosts carries the probe's; nothing is looked for again.
     options = options.replace(transport="tcp" if job.inter_host_transport == "TCP" else "mpi", stall_fatal_s=PATIENCE_S)

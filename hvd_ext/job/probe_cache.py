@@ -53,11 +53,7 @@ def key_of(hosts: Sequence[str], options: Options, between: str) -> dict[str, An
 
 
 def find(key: dict[str, Any], where: Path) -> tuple[Tree, str] | None:
-    """Look up a measurement.
-
-    Returns:
-        The cluster with its links, and the day of the measurement; None if no file counts.
-    """
+    """Look up a measurement: the cluster with its links, and the day; None if no file counts."""
     try:
         kept = json.loads(_path(key, where).read_text(encoding="utf-8"))
         if kept["version"] != VERSION or kept["key"] != key or not isinstance(kept["topology"], str):
@@ -68,11 +64,7 @@ def find(key: dict[str, Any], where: Path) -> tuple[Tree, str] | None:
 
 
 def keep(key: dict[str, Any], tree: Tree, where: Path) -> bool:
-    """Write a measurement.
-
-    Returns:
-        Whether it was written; a folder that cannot be written costs the next job its time to measure.
-    """
+    """Write a measurement, and tell whether that worked; a folder that cannot be written costs the next job time."""
     text = json.dumps(
         {"version": VERSION, "key": key, "day": time.strftime("%Y-%m-%d"), "topology": write.text(tree)}, indent=1
     )

@@ -247,11 +247,7 @@ def rocm_built() -> bool:
 
 
 def place_of(rank: int, hosts: tuple[str, ...]) -> tuple[int, int, int, int]:
-    """Return the local and cross ranks and sizes of a rank, as Horovod defines them.
-
-    Returns:
-        local_rank, local_size, cross_rank, cross_size.
-    """
+    """Return local_rank, local_size, cross_rank and cross_size of a rank, as Horovod defines them."""
     local_rank_of = [hosts[:other].count(host) for other, host in enumerate(hosts)]
     across = [other for other in range(len(hosts)) if local_rank_of[other] == local_rank_of[rank]]
     return local_rank_of[rank], hosts.count(hosts[rank]), across.index(rank), len(across)

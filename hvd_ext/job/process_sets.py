@@ -143,15 +143,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def add_all(job: Runtime, process_sets: Sequence[ProcessSet] | str | None) -> None:
-    """Add the sets that were passed to `init`.
-
-    Args:
-        process_sets: the sets; None or "dynamic" for none.
-
-    Raises:
-        InvalidError: the argument is something else, or a set cannot be added; raised on all ranks.
-        MismatchError: the ranks passed different sets; raised on all ranks.
-    """
+    """Add the sets passed to `init` (None or "dynamic" for none); `InvalidError`, `MismatchError` on all ranks."""
 
     def checked() -> list[ProcessSet]:
         if process_sets is None or (isinstance(process_sets, str) and process_sets.lower() == "dynamic"):
@@ -228,12 +220,7 @@ def find(process_set_id: int | None) -> ProcessSet:
 
 
 def member(process_set: ProcessSet | None, what: str) -> Runtime:
-    """Return the runtime that runs a set's collectives; the calling rank must be in the set.
-
-    Raises:
-        InvalidError: this rank is not in the set, or the set is not added (see `runtime_of`).
-        NotInitializedError: before `init()` or after `shutdown()`.
-    """
+    """Return the runtime that runs a set's collectives; `InvalidError` if this rank is not in it (see `runtime_of`)."""
     members = runtime_of(process_set)
     if members is None:
         assert process_set is not None

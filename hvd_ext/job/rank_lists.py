@@ -10,14 +10,7 @@ from hvd_ext.errors import InvalidError, MismatchError
 
 
 def check_new(where: str, ranks: tuple[int, ...], size: int, known: dict[tuple[int, ...], str]) -> None:
-    """Check the ranks of a set that is to be added.
-
-    Args:
-        known: the ranks of the existing sets, and the name of each.
-
-    Raises:
-        InvalidError: the job does not have one of the ranks, or another set has the same ranks.
-    """
+    """Raise `InvalidError` if the job lacks a rank of a new set, or a known set (name by ranks) has the same ranks."""
     subject = f"{where}: process set (ranks {listed(ranks)})"
     if ranks[-1] >= size:
         raise InvalidError(f"{subject}: its ranks must be ranks of the job, 0 .. {size - 1}; rank {ranks[-1]} is not")
@@ -26,14 +19,7 @@ def check_new(where: str, ranks: tuple[int, ...], size: int, known: dict[tuple[i
 
 
 def checked(ranks: Iterable[int]) -> tuple[int, ...]:
-    """Check a list of ranks that a user gave.
-
-    Returns:
-        The ranks, ascending.
-
-    Raises:
-        InvalidError: the list is empty, holds something that is not a rank, or holds a rank twice.
-    """
+    """Check a list of ranks, and sort it; `InvalidError` if it is empty, or a rank is wrong or repeated."""
     if isinstance(ranks, str) or not isinstance(ranks, Iterable):
         raise InvalidError(f"process set ({ranks!r}): takes a list of ranks or a communicator of mpi4py")
     numbers = list(ranks)

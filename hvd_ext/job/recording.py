@@ -206,11 +206,7 @@ def _written(owner: Runtime, content: _Taken) -> Path:
 
 
 def write(path: Path, document: dict[str, Any]) -> None:
-    """Write a trace atomically: the file is complete or does not exist.
-
-    Raises:
-        OSError: the file cannot be written; an older file stays as it was.
-    """
+    """Write a trace atomically: the file is complete or does not exist; after an error an older file remains."""
     new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         new.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")

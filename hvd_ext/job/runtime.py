@@ -96,14 +96,7 @@ class Runtime:
             return self._agreements.setdefault(kind, threading.RLock())
 
     def prepare(self, plan: LogicalPlan) -> int:
-        """Hand this rank's rows of a plan to the engine once, after its proof (`planner.prove`).
-
-        Returns:
-            The engine's handle.
-
-        Raises:
-            PlanError: the plan does not compute its collective.
-        """
+        """Give the engine this rank's rows of a plan once, and return the handle; `PlanError` if the proof fails."""
         from hvd_ext.planning import ir, lower, planner
 
         digest = ir.digest(plan)
@@ -181,11 +174,7 @@ _current: Runtime | None = None
 
 
 def current() -> Runtime:
-    """Return the runtime of the running job.
-
-    Raises:
-        NotInitializedError: before `init()` or after `shutdown()`.
-    """
+    """Return the runtime of the running job; `NotInitializedError` before `init()` and after `shutdown()`."""
     if _current is None:
         raise NotInitializedError("hvd_ext is not running: call hvd_ext.init() first, and again after each shutdown()")
     return _current

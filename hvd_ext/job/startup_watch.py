@@ -45,11 +45,7 @@ class Arrivals:
         self._stem = f"hvd_ext-{job.replace('/', '-')}-{start}"
 
     def mark(self) -> None:
-        """Leave this rank's mark; if it cannot be written, this rank does without marks.
-
-        Raises:
-            InvalidError: another process has left the mark of this rank.
-        """
+        """Leave this rank's mark if it can be written; `InvalidError` if another process has left it."""
         try:
             other = self._marked()
         except OSError:

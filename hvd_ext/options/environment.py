@@ -180,11 +180,7 @@ VARIABLES: tuple[Variable, ...] = (
 
 
 def heeded(environ: Mapping[str, str]) -> list[str]:
-    """Name Horovod's variables that are set and fill a field of `Options`.
-
-    Returns:
-        Texts "NAME=text: what it does", in the order of the table.
-    """
+    """List as "NAME=text: what it does" Horovod's variables that are set and fill a field of `Options`."""
     rows = [row for row in VARIABLES if row.status == HEEDED and environ.get(row.name)]
     return [f"{row.name}={environ[row.name]}: {row.note}" for row in rows]
 

@@ -29,14 +29,7 @@ def write(file: BinaryIO, sections: Mapping[str, Mapping[str, np.ndarray]]) -> N
 
 
 def read(file: BinaryIO) -> Sections:
-    """Read what `write` has written.
-
-    Returns:
-        The arrays by section and name, writable.
-
-    Raises:
-        CheckpointError: the file was not written by `write`, or is damaged.
-    """
+    """Read writable arrays by section and name; `CheckpointError` if the file is not of `write`, or is damaged."""
     try:
         with np.load(file, allow_pickle=False) as entries:
             index = json.loads(entries[_INDEX].tobytes())

@@ -34,14 +34,7 @@ def path_of(directory: Path, serial: int) -> Path:
 
 
 def serials(directory: Path) -> list[int]:
-    """List the numbers of the checkpoints in a directory, the newest first, without checking that they are complete.
-
-    Returns:
-        The numbers; none where there is no such directory.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
+    """List the numbers of the checkpoints in a directory, the newest first, complete or not; none if it is missing."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -102,11 +95,7 @@ def writing(directory: Path, serial: int, id: str) -> Path:
 
 
 def write(path: Path, writer: Callable[[BinaryIO], None]) -> File:
-    """Write a file, flush it to the disk, and read it again.
-
-    Returns:
-        What was read: its name, size and digest.
-    """
+    """Write a file, flush it to the disk, and read it again. Returns what was read: its name, size and digest."""
     with path.open("wb") as file:
         writer(file)
     return settle(path)
@@ -119,11 +108,7 @@ def settle(path: Path) -> File:
 
 
 def publish(directory: Path, written: Path, serial: int, manifest: Manifest) -> None:
-    """Make a checkpoint whose files are all there the newest.
-
-    Raises:
-        CheckpointError: the manifest cannot be read again.
-    """
+    """Make a checkpoint whose files are complete the newest; `CheckpointError` if its manifest reads back otherwise."""
     (written / manifests.FILE).write_text(manifest.text(), encoding="utf-8")
     _sync(written / manifests.FILE)
     _sync(written)

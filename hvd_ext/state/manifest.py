@@ -82,11 +82,7 @@ def rank_file(rank: int) -> str:
 
 
 def parse(text: str, subject: str) -> Manifest:
-    """Read a manifest from JSON.
-
-    Raises:
-        CheckpointError: the text is no manifest, or one of a later version.
-    """
+    """Read a manifest from JSON; `CheckpointError` if the text is no manifest, or one of a later version."""
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
@@ -96,11 +92,7 @@ def parse(text: str, subject: str) -> Manifest:
 
 
 def read(folder: Path) -> Manifest:
-    """Read the manifest of a checkpoint's folder.
-
-    Raises:
-        CheckpointError: it is missing or damaged.
-    """
+    """Read the manifest of a checkpoint's folder; `CheckpointError` if it is missing or damaged."""
     try:
         text = (folder / FILE).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -120,11 +112,7 @@ def described(path: Path) -> File:
 
 
 def check(folder: Path, manifest: Manifest, names: Iterable[str]) -> None:
-    """Read files of a checkpoint, and compare them with the manifest.
-
-    Raises:
-        CheckpointError: a file is missing, or differs from what was written.
-    """
+    """Compare files of a checkpoint with its manifest; `CheckpointError` if a file is missing or differs."""
     entries = {entry.name: entry for entry in manifest.files}
     for name in names:
         expected = entries.get(name)

@@ -85,11 +85,7 @@ def on_gpu(variables: Iterable[Any]) -> bool:
 
 
 def refuse_xla(label: str) -> None:
-    """Refuse a function that XLA will compile, while the function is traced; eager calls pass.
-
-    Raises:
-        InvalidError: XLA will compile the graph under construction, or a graph around it.
-    """
+    """Raise `InvalidError` if XLA will compile the graph under construction, or one around it; eager calls pass."""
     if not tf.executing_eagerly() and under_xla():
         raise InvalidError(f"{label}: {compatibility.XLA}")
 

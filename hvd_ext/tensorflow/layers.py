@@ -145,11 +145,7 @@ def refuse(where: str, layers: Sequence[Checksums], ranks: Sequence[int], when: 
 
 
 def copy(layer: Any) -> State:
-    """Copy the state of a layer, also its own variables.
-
-    Raises:
-        HvdExtError: the layer's methods that save it have failed; the message names it.
-    """
+    """Copy a layer's state, also its own variables; `HvdExtError` with its name if its methods fail."""
     with _naming(layer):
         variables: dict[str, Any] = {}
         layer.save_own_variables(variables)
@@ -167,11 +163,7 @@ def copy(layer: Any) -> State:
 
 
 def give(layer: Any, state: Mapping[str, np.ndarray]) -> None:
-    """Give a layer what `copy` has copied.
-
-    Raises:
-        HvdExtError: the layer's methods that load it have failed; the message names it.
-    """
+    """Give a layer what `copy` has copied; `HvdExtError` with its name if its methods fail."""
 
     def parts(prefix: str) -> dict[str, np.ndarray]:
         return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
@@ -194,26 +186,14 @@ def give(layer: Any, state: Mapping[str, np.ndarray]) -> None:
 
 
 def collect(model: Any, places: Iterable[int] | None = None) -> State:
-    """Copy the states of the layers of a model, for a checkpoint.
-
-    Args:
-        places: of the layers in `stateful`; None for all.
-
-    Returns:
-        The parts of all states, whose names begin with the layers' places.
-    """
+    """Copy the states of the layers at places of `stateful`, or of all; names begin with the layers' places."""
     layers = stateful(model)
     chosen = range(len(layers)) if places is None else places
     return {f"{place}/{key}": value for place in chosen for key, value in copy(layers[place]).items()}
 
 
 def restore(model: Any, saved: Mapping[str, np.ndarray]) -> None:
-    """Give the layers of a model what `collect` has copied, and have them compute their constants again.
-
-    Raises:
-        CheckpointError: the model has no such layer.
-        HvdExtError: a layer cannot take its state; the message names it.
-    """
+    """Give layers what `collect` has copied; `CheckpointError`, `HvdExtError` if a layer is missing or refuses."""
     layers = stateful(model)
     before = checksums(layers)
     states: dict[int, State] = {}

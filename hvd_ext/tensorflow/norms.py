@@ -75,11 +75,7 @@ def divided_squares(tensors: Sequence[tf.Tensor], job: Runtime, name: str) -> tf
 
 
 def division(sizes: Sequence[Sequence[int]], ranks: int) -> tuple[list[list[int]], list[int]]:
-    """Divide the blocks of tensors among ranks.
-
-    Returns:
-        For each rank its blocks, which are counted over all tensors; and for each tensor the number of its blocks.
-    """
+    """Divide blocks of tensors: the blocks of each rank, counted over all tensors, and their number in each tensor."""
     flat = [size for group in sizes for size in group]
     counts = [-(-size // BLOCK) for size in flat]
     costs = [min(BLOCK, size - begin) for size in flat for begin in range(0, size, BLOCK)]

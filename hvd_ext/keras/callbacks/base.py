@@ -92,11 +92,7 @@ def refuse_plain(model: Any) -> None:
 
 
 def check_rank(root_rank: Any) -> int:
-    """Check the argument root_rank, and give it back.
-
-    Raises:
-        InvalidError: it is no whole number from 0.
-    """
+    """Check the argument root_rank, and give it back; `InvalidError` if it is no whole number from 0."""
     if isinstance(root_rank, bool) or not isinstance(root_rank, int) or root_rank < 0:
         raise InvalidError(f"root_rank ({root_rank!r}): must be a rank, a whole number from 0")
     return root_rank

@@ -159,14 +159,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
 
 
 def check_steps(ranks: list[int | None]) -> None:
-    """Check that all ranks have the same number of steps, as far as they know it.
-
-    Args:
-        ranks: steps in an epoch, by rank; None where a rank does not know.
-
-    Raises:
-        InvalidError: two ranks differ; the message names them.
-    """
+    """Raise `InvalidError` if ranks that know their steps in an epoch (else None) have unequal numbers."""
     known = [(rank, steps) for rank, steps in enumerate(ranks) if steps is not None]
     for rank, steps in known[1:]:
         if steps != known[0][1]:

@@ -266,11 +266,7 @@ def _losses_by_output(model: Any) -> list[Any]:
 
 
 def _by_rows(model: Any, state: State) -> tuple[State, float | None]:
-    """Weight losses by output with rows, where Keras has counted batches.
-
-    Returns:
-        The state; and the rows of a batch, on average, or None where Keras has counted rows.
-    """
+    """Weight losses by output with rows where Keras has counted batches; also give the rows of a batch, else None."""
     places = {id(metric): place for place, metric in enumerate(_metrics(model))}
     weighted, rows = list(state), None
     for loss in _losses_by_output(model):

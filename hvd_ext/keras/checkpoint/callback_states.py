@@ -25,11 +25,7 @@ States = dict[str, dict[str, np.ndarray]]
 
 
 def beside(callback: keras.callbacks.Callback) -> list[Any]:
-    """List the callbacks of `fit`, looking through the frames of the callers: Keras does not tell a callback.
-
-    Returns:
-        The list of `fit`, in its order; empty where there is no such list among the callers.
-    """
+    """Find the list of callbacks of `fit` in the callers' frames, since Keras does not give it; else an empty list."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         listed = getattr(frame.f_locals.get("self"), "callbacks", None)
@@ -40,20 +36,12 @@ def beside(callback: keras.callbacks.Callback) -> list[Any]:
 
 
 def collect(callbacks: Iterable[Any]) -> States:
-    """Copy the state of Keras' callbacks.
-
-    Returns:
-        Arrays by callback ("EarlyStopping 0" for the first of its class) and attribute.
-    """
+    """Copy the state of Keras' callbacks: arrays by callback ("EarlyStopping 0" for the first) and attribute."""
     return {key: dict(_arrays(callback, attributes)) for key, callback, attributes in _known(callbacks)}
 
 
 def restore(callbacks: Iterable[Any], states: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[str, ...]:
-    """Give the callbacks of `fit` the state that `collect` has copied.
-
-    Returns:
-        The keys of the states for which there is no callback.
-    """
+    """Give the callbacks of `fit` what `collect` has copied; return the keys of states without a callback."""
     left = dict(states)
     for key, callback, attributes in _known(callbacks):
         if key in left:

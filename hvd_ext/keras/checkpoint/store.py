@@ -181,11 +181,7 @@ class Store:
         return None
 
     def restore(self, path: Path, saved: Manifest) -> None:
-        """Restore a checkpoint that `find` has found; all ranks call it.
-
-        Raises:
-            CheckpointError: it was saved from another model, or cannot be read; on all ranks.
-        """
+        """Restore what `find` has found; all ranks call it; `CheckpointError` on all if the model differs."""
         self._load(path, saved)
         alike = saved.ranks == self._job.engine.size
         owned = {name.removeprefix(_OWNER): section for name, section in self._own.items() if name.startswith(_OWNER)}
@@ -243,11 +239,7 @@ class Store:
             self._assign(self._own)
 
     def restore_callbacks(self, callbacks: Sequence[Any]) -> tuple[str, ...]:
-        """Give the callbacks of `fit` their state.
-
-        Returns:
-            The saved callbacks that are not among them.
-        """
+        """Give the callbacks of `fit` their state. Returns the saved callbacks that are not among them."""
         saved = {
             name.removeprefix(_CALLBACK): section for name, section in self._own.items() if name.startswith(_CALLBACK)
         }

@@ -102,11 +102,7 @@ class Keras2(Distributed):
     _hvd_ext: Keras2Distribution
 
     def check_local(self) -> None:
-        """Refuse local variables where they would change the reduced gradients, or the decision to skip a step.
-
-        Raises:
-            InvalidError: the optimizer scales losses, or has a global_clipnorm.
-        """
+        """Raise `InvalidError` if local variables would change reduced gradients (global_clipnorm) or skipped steps."""
         if _inner(self) is not None:
             raise InvalidError(
                 "local variables: a tf_keras LossScaleOptimizer skips a step on the rank whose local gradient is not "

@@ -166,11 +166,7 @@ class LARS(Layerwise):
         return self._trust(places, self.trust_coefficient * weights, gradients + self._decays(places) * weights)
 
     def _rates_after(self, variables: Sequence[Any], gradients: Any) -> Any:
-        """Give the rates of the step under way from the norms that the gradients had in the step before it, float64.
-
-        Args:
-            gradients: the norms; 0 may stand for one that is not known, and the rate of a trust ratio of it is 0.
-        """
+        """Give the rates of the step under way from the gradients' norms in the step before, float64; 0: not known."""
         places = self._places(variables)
         trust = self._ratios(places, self._norms_of(variables), gradients)
         known = ops.logical_or(gradients > 0, np.array([not self._has_trust[place] for place in places]))

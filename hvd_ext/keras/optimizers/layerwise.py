@@ -70,11 +70,7 @@ class Layerwise(keras.optimizers.Optimizer):
     _hvd_ext: KerasDistribution | None = None  # where the ranks that reduce its gradients may divide the norms
 
     def _check_parallel(self, sync: str) -> None:
-        """Refuse to divide norms where steps do not wait for all ranks.
-
-        Raises:
-            InvalidError: parallel is True, and sync is not "full".
-        """
+        """Raise `InvalidError` if parallel is True and steps do not wait for all ranks (sync is not "full")."""
         if self.parallel is True and sync != "full":
             raise InvalidError(
                 f"parallel (True): optimizer {self.name!r} is wrapped with sync={sync!r}, whose steps "
@@ -92,11 +88,7 @@ class Layerwise(keras.optimizers.Optimizer):
         ]
 
     def _slots(self, variables: Sequence[Any], *names: str) -> list[list[Any]]:
-        """Make zeros like each variable under each name; Keras 3.8 has no method for all of them.
-
-        Returns:
-            For each name the list of them. The optimizer's variables are in the order that Keras' method gives them.
-        """
+        """Make zeros like each variable, a list for each name, in Keras' order; Keras 3.8 has no method for this."""
         by_variable = [
             [self.add_variable_from_reference(variable, name=name) for name in names] for variable in variables
         ]
@@ -225,11 +217,7 @@ def _plain_squares(tensors: Sequence[Any]) -> Any:
 
 
 def number(name: str, value: Any, least: float, below: float = math.inf) -> None:
-    """Check that an argument is a number of a range.
-
-    Raises:
-        InvalidError: it is not at least `least` and below `below`.
-    """
+    """Check that an argument is a number of a range; `InvalidError` if it is not at least `least` and below `below`."""
     if not _is_number(value) or not least <= value < below:
         end = "" if below == math.inf else f" and below {below:g}"
         raise InvalidError(f"{name} ({value!r}): must be a number, at least {least:g}{end}")

@@ -81,11 +81,7 @@ class Distributed(OptimizerMixin):
         self._hvd_ext.reducer.register_local_var(variable)
 
     def check_local(self) -> None:
-        """Refuse local variables where they would change the reduced gradients.
-
-        Raises:
-            InvalidError: the optimizer has a global_clipnorm.
-        """
+        """Raise `InvalidError` if local variables would change the reduced gradients (global_clipnorm)."""
         refuse_global_norm(self)
 
 
@@ -234,11 +230,7 @@ def updates(optimizer: Any) -> Any:
 
 
 def refuse_global_norm(optimizer: Any) -> None:
-    """Refuse an optimizer, wrapped or not, whose global norm would count local variables.
-
-    Raises:
-        InvalidError: it, or the optimizer inside of it, has a global_clipnorm.
-    """
+    """Raise `InvalidError` if an optimizer, or the one inside of it, has a global_clipnorm, which counts local ones."""
     if getattr(getattr(optimizer, "inner_optimizer", optimizer), "global_clipnorm", None) is not None:
         raise InvalidError(compatibility.words("local variables", "global_clipnorm"))
 

@@ -84,11 +84,7 @@ def chosen_op(kind: str, op: ReduceOp | None, average: bool | None = None) -> Re
 
 
 def signature(label: str, *lines: Any) -> Any:
-    """Make a signature: the lines that must be the same on all ranks, beyond what the engine compares.
-
-    Returns:
-        A string; a string tensor if some line is a tensor.
-    """
+    """Join the lines that must be equal on all ranks, beyond what the engine compares; a tensor if some line is."""
     everything = [label, *lines]
     if all(isinstance(line, str) for line in everything):
         return "\n".join(everything)

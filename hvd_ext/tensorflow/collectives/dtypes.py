@@ -36,11 +36,7 @@ _ADVICE = {
 
 
 def converted(kind: str, value: Any, dtypes: tuple[str, ...]) -> tf.Tensor:
-    """Convert a user's argument to a tensor.
-
-    Raises:
-        InvalidError: the value is IndexedSlices, has another dtype, or cannot be converted.
-    """
+    """Convert an argument to a tensor; `InvalidError` for IndexedSlices, another dtype, or no conversion."""
     if isinstance(value, tf.IndexedSlices):
         raise InvalidError(f"{kind} (IndexedSlices): make it dense first: tf.convert_to_tensor(value)")
     try:
@@ -56,14 +52,7 @@ def converted(kind: str, value: Any, dtypes: tuple[str, ...]) -> tf.Tensor:
 
 
 def with_rows(kind: str, tensor: tf.Tensor, verb: str) -> tf.Tensor:
-    """Check that a tensor has a first dimension, and return it.
-
-    Args:
-        verb: what the collective does along the first dimension, "joined" or "divided".
-
-    Raises:
-        InvalidError: the tensor is a scalar.
-    """
+    """Return a tensor that can be "joined" or "divided" along its first dimension; `InvalidError` for a scalar."""
     if tensor.shape.rank == 0:
         raise InvalidError(
             f"{kind} ({tensor.dtype.name} scalar): tensors are {verb} along their first dimension and a scalar has "
@@ -158,11 +147,7 @@ def narrowed(what: str, tensor: tf.Tensor, dtype: tf.DType, by: float = 1.0) -> 
 
 
 def factor(kind: str, name: str, value: Any) -> float:
-    """Check a prescale or postscale factor.
-
-    Raises:
-        InvalidError: the value is not a finite number.
-    """
+    """Check a prescale or postscale factor; `InvalidError` if the value is not a finite number."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not math.isfinite(value):
         raise InvalidError(f"{kind}: {name} ({value!r}): must be a finite number")

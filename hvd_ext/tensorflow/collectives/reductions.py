@@ -33,11 +33,7 @@ class Reduction:
     def of(
         call: Call, op: Any, average: bool | None, compression: Any, prescale_factor: Any, postscale_factor: Any
     ) -> Reduction:
-        """Check a user's arguments.
-
-        Raises:
-            InvalidError: an argument breaks its rule.
-        """
+        """Check a user's arguments; `InvalidError` if an argument breaks its rule."""
         return Reduction(
             call,
             calls.chosen_op(call.kind, op, average),

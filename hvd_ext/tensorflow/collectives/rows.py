@@ -42,14 +42,7 @@ def checked(kind: str, slices: tf.IndexedSlices, op: ReduceOp, algorithm: str | 
 
 
 def allreduced(request: Reduction, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Allreduce slices that are not part of a group.
-
-    Returns:
-        Ascending indices without repetition, and the sums or averages of their rows.
-
-    Raises:
-        MismatchError: the ranks' values, op, compression or factors differ; on all ranks.
-    """
+    """Allreduce slices from `checked` outside of a group: ascending indices, each once, and the reduced rows."""
     values = calls.described(slices.values, free=True)
     agreed = calls.agree(request.call, request.full_signature("allreduce of IndexedSlices", values))
     with tf.control_dependencies(agreed):

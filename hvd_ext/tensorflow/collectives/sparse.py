@@ -29,11 +29,7 @@ _INT32_ROWS = 1 << 31
 
 @ops.plain
 def empty(shape: Sequence[int], dtype: tf.DType | str) -> tf.IndexedSlices:
-    """Make slices without rows, for a rank that lacks a sparse gradient that other ranks have.
-
-    Returns:
-        Slices with int64 indices [0] and values [0, ...].
-    """
+    """Make slices without rows (int64 indices [0], values [0, ...]) for a rank that lacks a sparse gradient."""
     shape = tuple(int(dimension) for dimension in shape)
     return tf.IndexedSlices(
         tf.zeros((0, *shape[1:]), dtype), tf.zeros(0, tf.int64), tf.constant(shape, tf.int64, shape=[len(shape)])

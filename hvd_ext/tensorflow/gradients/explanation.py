@@ -68,11 +68,7 @@ def say(job: Runtime, name: str, layout: Layout, review: Review | None) -> None:
 
 
 def of_layout(job: Runtime, name: str, layout: Layout, review: Review | None) -> str:
-    """Describe a layout: its buckets with their predicted times, the reasons for them, and the measured step.
-
-    Returns:
-        A table, then a line for each reason.
-    """
+    """Describe a layout as a table of buckets with predicted times, the reasons for them, and the measured step."""
     from rich.console import Console
     from rich.table import Table
 

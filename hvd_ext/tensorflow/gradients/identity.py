@@ -62,14 +62,7 @@ def of_optimizer(label: str, name: str) -> Identity:
 
 
 def check_names(values: Sequence[Described], ranks: Sequence[int]) -> None:
-    """Check that all ranks are at a step of the same optimizer or tape, as far as its names tell.
-
-    Args:
-        values: of `Identity.described`, by rank.
-
-    Raises:
-        MismatchError: the names differ in more than a number; the message has both ranks' names.
-    """
+    """Raise `MismatchError` if optimizers or tapes, from `Identity.described` by rank, differ in more than a number."""
     first = values[0]
     for rank, value in zip(ranks, values, strict=True):
         if value["label"] != first["label"] or consensus.unnumbered(value["name"]) != consensus.unnumbered(

@@ -40,11 +40,7 @@ def dtype(variable: Any) -> tf.DType:
 
 
 def kind(gradient: Any, dense: bool) -> str:
-    """Return this rank's kind of a gradient.
-
-    Args:
-        dense: whether sparse gradients will be made dense.
-    """
+    """Return this rank's kind of a gradient; `dense`: sparse ones will be made dense."""
     if gradient is None:
         return NONE
     return SPARSE if isinstance(gradient, tf.IndexedSlices) and not dense else DENSE
@@ -80,11 +76,7 @@ def ready(label: str, gradient: Any, variable: Any, agreed: str, divisor: int) -
 
 
 def scaled(gradient: Any, factor: float) -> Any:
-    """Multiply a gradient by a number, in its dtype.
-
-    Args:
-        factor: the number; 1 returns the gradient itself.
-    """
+    """Multiply a gradient by a number, in its dtype; 1 gives the gradient itself."""
     if factor == 1:
         return gradient
     if isinstance(gradient, tf.IndexedSlices):
@@ -107,11 +99,7 @@ def reduced_by(gradient: Any) -> Any:
 
 
 def reduced_copy(gradient: Any, by: Any) -> Any:
-    """Copy a gradient and mark the copy.
-
-    Args:
-        by: as for `mark_reduced`; None for no mark.
-    """
+    """Copy a gradient and mark the copy as `mark_reduced` does; None for no mark."""
     copied = tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
     mark_reduced(copied, by)
     return copied

@@ -63,14 +63,7 @@ class AutoQuorum:
 
 
 def computing_s(recent: Rounds) -> np.ndarray:
-    """Find how long each rank computed each step, as rank 0 saw it.
-
-    Args:
-        recent: rounds in a row, as rank 0 knows them.
-
-    Returns:
-        Seconds [ranks, steps], of the steps for which the times of all ranks are known.
-    """
+    """Find how long each rank computed each step whose times rank 0 knows: seconds [ranks, steps]."""
     announced_s = recent.announced_s
     begins_s = np.maximum(announced_s[:-1], recent.finished_s[:-1, None])
     known = (announced_s[1:] > 0).all(1) & (announced_s[:-1] > 0).all(1)
@@ -78,11 +71,7 @@ def computing_s(recent: Rounds) -> np.ndarray:
 
 
 def speeds_of(recent: Rounds, staleness: int) -> dict[int, float]:
-    """Predict the speed of each quorum.
-
-    Returns:
-        Rounds a second by quorum; nothing where too few times are known.
-    """
+    """Predict the speed of each quorum. Returns rounds a second by quorum; nothing where too few times are known."""
     step_s = computing_s(recent)
     ranks, steps = step_s.shape
     if steps < _FEWEST:

@@ -73,11 +73,7 @@ class Review:
 
 
 def following(step: int, interval: int) -> int | None:
-    """Find the next step after which a channel is planned again.
-
-    Returns:
-        The first of 20, 200 and the multiples of `every` that is larger than `step`; None if `every` is 0.
-    """
+    """Return the first of 20, 200 and the multiples of `interval` above `step`; None if `interval` is 0."""
     if not interval:
         return None
     return min([first for first in FIRST_STEPS if first > step] + [(step // interval + 1) * interval])

@@ -153,11 +153,7 @@ class Feedback:
         }
 
     def was_whole(self, local: Arrays | None, of_ranks: Everyone) -> bool | None:
-        """Tell whether the state of an earlier job is of whole gradients, and should be here; all ranks call it.
-
-        Returns:
-            None if no rank can read the state.
-        """
+        """Tell whether saved gradients were whole and shall be so here; None: not known. All ranks call it."""
         saved = local
         if saved is None:
             with contextlib.suppress(HvdExtError, OSError, StopIteration):

@@ -81,11 +81,7 @@ def pieces(channel: Channel, engine: Engine) -> list[Piece]:
 
 
 def read(channel: Channel, engine: Engine) -> Arrays:
-    """Copy this rank's residuals and velocities of a channel, between two steps.
-
-    Returns:
-        float32 arrays by the pieces' keys.
-    """
+    """Copy this rank's residuals and velocities between two steps: float32 arrays by the pieces' keys."""
     kept = pieces(channel, engine)
     shares = {
         (piece.bucket, piece.which): np.zeros(engine.state(channel.handle, piece.bucket)[1], np.float32)
@@ -288,16 +284,7 @@ def _where(values: Sequence[Any]) -> Where:
 
 
 def claims(wanted: Sequence[Sequence[Where]], rank: int) -> list[np.ndarray]:
-    """Mark the elements that a rank is the first to keep.
-
-    Each host keeps all elements, on some of its ranks; the sum over an earlier job must go to only one host.
-
-    Args:
-        wanted: for each rank the `where` of its pieces.
-
-    Returns:
-        A boolean mask for each of the rank's pieces.
-    """
+    """Mark, in a mask for each of a rank's pieces, the elements that this rank is the first to keep."""
     masks = []
     for which, tensor, offset, count in wanted[rank]:
         mask = np.ones(count, bool)
