@@ -32,14 +32,7 @@ class Schedule:
 
 
 def schedule(options: TopK) -> Schedule:
-    """Make the schedule of densities for some options.
-
-    Args:
-        options: only density and warmup are used; for "auto" the schedule has the lower of its densities.
-
-    Returns:
-        The warm-up's densities, each for an equal part of its steps, and then the density.
-    """
+    """Make the schedule: the warm-up's densities for equal parts of its steps, then the one of `TopK`."""
     target = AUTO_DENSITIES[1] if options.density == "auto" else float(options.density)
     if options.warmup is None:
         return Schedule((0,), (target,))

@@ -63,11 +63,7 @@ class Momentum:
         """
 
     def give_back(self, velocities: Mapping[Any, NDArray[np.float32]]) -> None:
-        """Add velocities to the optimizer's slots.
-
-        Args:
-            velocities: by the variables' keys, of their shapes and on the scale of reduced gradients.
-        """
+        """Add velocities, by the variables' keys and on the scale of reduced gradients, to the slots."""
 
     def save(self, keys: Sequence[Any]) -> dict[str, NDArray[Any]]:
         """Copy what it keeps from step to step for the variables with these keys."""

@@ -54,14 +54,7 @@ class Engine(PartialChannels):
         return bool(alone.value)
 
     def add_plan(self, rows: npt.NDArray[np.int64], units: int) -> int:
-        """Hand the rows of this rank to the engine, which checks them.
-
-        Args:
-            rows: int64 [n, 5] with the columns of tf_ops/plan/ir.def; n may be 0.
-
-        Raises:
-            InvalidError: the rows break a rule of tf_ops/plan/ir.def.
-        """
+        """Hand this rank's rows, int64 [n, 5] as in tf_ops/plan/ir.def, to the engine; may raise `InvalidError`."""
         rows = np.ascontiguousarray(rows, dtype=np.int64).reshape(-1, 5)
         handle = ctypes.c_int64()
         pointer = rows.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
@@ -129,12 +122,7 @@ def start_mpi(options: Options) -> Engine:
 
 
 def start_local(options: Options) -> Engine:
-    """Start the engine for one rank, without MPI.
-
-    Raises:
-        InvalidError: an engine runs already.
-        NativeLibraryError: the native library cannot be used.
-    """
+    """Start the engine for one rank, without MPI; raises as `start_mpi`."""
     number = ctypes.c_int64()
     _call("hvd_ext_start_local", ctypes.byref(_config(options)), ctypes.byref(number))
     return Engine(number.value, 0, (0,))
@@ -160,11 +148,7 @@ def start_set(job: Engine, ranks: Sequence[int], number: int, options: Options) 
 
 
 def finish_mpi(failed: bool, code: int = 1) -> None:
-    """At process exit, finalise MPI if we started it, or end the whole job if this rank goes down alone.
-
-    Args:
-        failed: this rank goes down while the others go on, so `MPI_Abort` is called instead of `MPI_Finalize`.
-    """
+    """At exit, finalise MPI if we started it; a rank that goes down alone (failed) ends the job by `MPI_Abort`."""
     native.load().hvd_ext_finish_mpi(int(failed), code)
 
 

@@ -132,14 +132,7 @@ def load() -> ctypes.CDLL:
 
 
 def call(name: str, *arguments: object) -> None:
-    """Call a function of the engine's library.
-
-    Args:
-        name: a key of `SIGNATURES` whose result is a status.
-
-    Raises:
-        HvdExtError: the call failed; the status decides the class, and the message is the engine's.
-    """
+    """Call a function of `SIGNATURES` that returns a status; raise the status' class with the engine's message."""
     library = load()
     code = getattr(library, name)(*arguments)
     if code:

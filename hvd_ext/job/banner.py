@@ -21,14 +21,7 @@ _said: set[str] = set()  # what this process has said; init() after shutdown() d
 
 
 def job_line(hosts: Sequence[str], between: str = "") -> str:
-    """Describe which version runs on which hosts.
-
-    Args:
-        between: what carries data between the hosts, such as "TCP".
-
-    Returns:
-        A line such as "version 0.1.0, 4 ranks on 2 hosts: a (2), b (2); TCP between hosts".
-    """
+    """Describe version and hosts, as in "version 0.1.0, 4 ranks on 2 hosts: a (2), b (2); TCP between hosts"."""
     counts = Counter(hosts)
     named = [f"{host} ({count})" for host, count in list(counts.items())[:MOST_HOSTS]]
     more = f" and {len(counts) - MOST_HOSTS} more" if len(counts) > MOST_HOSTS else ""
@@ -38,12 +31,7 @@ def job_line(hosts: Sequence[str], between: str = "") -> str:
 
 
 def optimizer_line(name: str, layout: Layout, options: GradientOptions) -> str:
-    """Describe how the gradients of an optimizer travel, and why.
-
-    Returns:
-        A line with the number of buckets, the algorithms, why the largest bucket has its algorithm, TopK, and what
-        steps wait for.
-    """
+    """Describe an optimizer's buckets, their algorithms (of the largest with the reason), TopK, and partial steps."""
     if layout.largest is None:
         return f"{name}: no rank has a gradient to reduce"
     text = f"{name}: {_many(len(layout.buckets), 'bucket')}, {sum(layout.nbytes) / 1e6:.3g} MB of gradients"

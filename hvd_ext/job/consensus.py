@@ -141,12 +141,7 @@ def numbers(name: str) -> list[int]:
 
 
 def alike(name: str, other: str) -> bool:
-    """Compare the names of two variables or slots, without what Keras adds to them.
-
-    Args:
-        name: such as "model/dense_20/kernel".
-        other: such as "dense/kernel".
-    """
+    """Whether two names, such as "model/dense_20/kernel" and "dense/kernel", mean the same variable or slot."""
     parts, others = (unnumbered(text).split("/")[-2:] for text in (name, other))
     return len(parts) == len(others) and all(
         f"_{part}".endswith(f"_{same}") or f"_{same}".endswith(f"_{part}")

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 def say(job: Runtime) -> None:
-    """Say it of the channels that are open, before the engine stops: rank 0 sums up, each rank warns for itself.
-
-    Args:
-        job: the job that ends; its process sets count too.
-    """
+    """Sum up on rank 0, and warn on each rank, of the open channels of an ending job and of its process sets."""
     for owner in (job, *job.subsets.values()):
         with contextlib.suppress(HvdExtError):  # of an engine that has failed
             _say_of_channels(owner)
@@ -42,7 +38,7 @@ def lost(sent: int, step: int) -> str:
     """Say which gradients of this rank are lost.
 
     Args:
-        given: the newest step whose gradient was in a round.
+        sent: the newest step whose gradient was in a round.
         step: the newest step of this rank.
 
     Returns:

@@ -38,11 +38,7 @@ def folder(options: Options, environ: Mapping[str, str] | None = None) -> Path:
 
 
 def key_of(hosts: Sequence[str], options: Options, between: str) -> dict[str, Any]:
-    """What must be equal for a measurement to count.
-
-    Args:
-        between: what carries data between hosts.
-    """
+    """What must be equal for a measurement to count; `between` names what carries data between hosts."""
     return {
         "hosts": list(hosts),
         "between": between if len(set(hosts)) > 1 else "",

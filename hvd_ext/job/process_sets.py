@@ -202,15 +202,7 @@ def runtime_of(process_set: ProcessSet | None) -> Runtime | None:
 
 
 def find(process_set_id: int | None) -> ProcessSet:
-    """Return the set with a number.
-
-    Args:
-        process_set_id: the number of a set that was added; 0 for all ranks.
-
-    Raises:
-        InvalidError: there is no such set, or it has been removed.
-        NotInitializedError: before `init()` or after `shutdown()`.
-    """
+    """Return the set with a number, 0 for all ranks; `InvalidError` if it was not added or has been removed."""
     runtime.current()
     process_set = global_process_set if process_set_id == 0 else _added.get(process_set_id or -1)
     if process_set is None:

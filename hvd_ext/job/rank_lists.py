@@ -48,7 +48,7 @@ def of_communicators(call: str, passed: Sequence[Sequence[Sequence[int]]]) -> li
     """Collect the communicators of all ranks, each of which knows only its own.
 
     Args:
-        given: for each rank, the ranks of each communicator that it passed.
+        passed: for each rank, the ranks of each communicator that it passed.
 
     Returns:
         The ranks of each communicator, once: first those that rank 0 passed, in its order, then those that rank 1

@@ -186,12 +186,7 @@ def heeded(environ: Mapping[str, str]) -> list[str]:
 
 
 def unheeded(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Name Horovod's variables that are set and have no effect here.
-
-    Returns:
-        Pairs (NAME=text, why), in the order of the names. Variables that neither we nor Horovod 0.28.1 know are among
-        them.
-    """
+    """List as (NAME=text, why), by name, Horovod's variables without effect; unknown ones are among them."""
     rows = {row.name: row for row in VARIABLES}
     without_effect = []
     for name, text in sorted(environ.items()):

@@ -124,11 +124,7 @@ def publish(directory: Path, written: Path, serial: int, manifest: Manifest) -> 
 
 
 def prune(directory: Path, keep: int) -> None:
-    """Remove the oldest checkpoints.
-
-    Args:
-        keep: the number of checkpoints with a manifest that stay, the newest.
-    """
+    """Remove the oldest checkpoints until `keep` of those with a manifest remain."""
     seen = 0
     for serial in serials(directory):
         folder = path_of(directory, serial)

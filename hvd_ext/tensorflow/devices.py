@@ -102,14 +102,7 @@ def under_xla() -> bool:
 
 
 def choose(answers: Sequence[Seen]) -> list[int | None]:
-    """Choose a GPU for each rank.
-
-    Returns:
-        For each rank the place in TensorFlow's list of GPUs, or None if there is no GPU.
-
-    Raises:
-        InvalidError: see `pin_gpu`.
-    """
+    """Give each rank its GPU's place in TensorFlow's list, or None; `InvalidError` as `pin_gpu`."""
     chosen: list[int | None] = []
     for rank, seen in enumerate(answers):
         on_host = [other for other, answer in enumerate(answers) if answer.host == seen.host]

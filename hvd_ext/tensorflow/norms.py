@@ -44,11 +44,7 @@ def squares(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def divided_squares(tensors: Sequence[tf.Tensor], job: Runtime, name: str) -> tf.Tensor:
-    """Give what `squares` gives, with the same bits, from all ranks, each of which sums some of the blocks.
-
-    Args:
-        tensors: of known shapes, with the same values on all ranks.
-    """
+    """Give `squares`, with the same bits, by blocks divided among the ranks; equal tensors of known shapes."""
     groups = _by_dtype(tensors)
     sizes = tuple(tuple(_elements(tensors[i]) for i in group) for group in groups)
     parts, counts = _kept_division(sizes, job.engine.size)

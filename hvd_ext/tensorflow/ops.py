@@ -44,14 +44,7 @@ def plain(function: Function) -> Function:
 
 @libraries.once
 def library() -> Any:
-    """Load the ops, once.
-
-    Returns:
-        TensorFlow's module of the ops, with all ops that communicate placed on the CPU.
-
-    Raises:
-        NativeLibraryError: the library is missing, does not load, or was built for another TensorFlow.
-    """
+    """Load the ops; those that communicate run on the CPU. `NativeLibraryError` if they do not fit this TensorFlow."""
     versions.check("tensorflow", tf.__version__)
     native.load()
     if not native.OPS.exists():
@@ -152,11 +145,7 @@ def alltoall(
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Translate the exceptions of our eager ops into ours; a running graph raises TensorFlow's own.
-
-    Raises:
-        HvdExtError: the subclass for the code of TensorFlow's exception (`hvd_ext.errors.TENSORFLOW_CODES`).
-    """
+    """Translate exceptions of our eager ops by `errors.TENSORFLOW_CODES`; a running graph raises TensorFlow's own."""
     try:
         yield
     except tf.errors.OpError as error:

@@ -77,11 +77,7 @@ def pto(
 
 
 def shares(costs: Sequence[float], ranks: int) -> list[list[int]]:
-    """Divide pieces of work among ranks: the most costly first, each to the rank that has least so far.
-
-    Returns:
-        For each rank the numbers of its pieces, ascending; the same for the same arguments.
-    """
+    """Divide work by costs: the most costly first, each to the rank with least so far; ascending pieces by rank."""
     parts: list[list[int]] = [[] for _ in range(ranks)]
     loads = [(0.0, rank) for rank in range(ranks)]
     for piece in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):

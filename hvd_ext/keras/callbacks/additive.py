@@ -22,14 +22,7 @@ _FACTS = ("dtype", "shape", "name")
 
 
 def why_not(metric: Any) -> str:
-    """Tell why a metric's variables are not known to be sums over samples.
-
-    Args:
-        metric: a metric of Keras 3 or Keras 2; its state is the same afterwards.
-
-    Returns:
-        The reason, for a message; "" where they are sums.
-    """
+    """Tell, for a message, why a metric's variables are not known to be sums over samples; "" where they are."""
     kind = type(metric)
     if is_keras(kind):
         return ""

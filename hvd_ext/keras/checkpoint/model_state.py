@@ -70,14 +70,7 @@ def described(listed: Sequence[keras.Variable]) -> list[str]:
 
 
 def check(saved: Sequence[str], listed: Sequence[keras.Variable], subject: str) -> None:
-    """Check that a checkpoint was saved from such a model; names of layers may differ.
-
-    Args:
-        saved: what `described` gave for the saved model.
-
-    Raises:
-        CheckpointError: naming the first variable that differs.
-    """
+    """Raise `CheckpointError` with the first variable unlike that of `described` when saved; names may differ."""
     for index, (text, variable) in enumerate(zip(saved, listed, strict=False)):
         path, _, kind = text.rpartition(" ")
         if kind != _kind(variable):

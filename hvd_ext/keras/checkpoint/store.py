@@ -149,14 +149,7 @@ class Store:
         return next((answer["signal"] for answer in answers if answer["signal"]), None)
 
     def find(self, must: bool) -> tuple[Path, Manifest] | None:
-        """Find the newest checkpoint that is complete on all ranks; all ranks call it.
-
-        Returns:
-            Its folder and its manifest, or None.
-
-        Raises:
-            CheckpointError: there is none and must is True; on all ranks.
-        """
+        """Find the newest checkpoint complete on all ranks; None, or with must `CheckpointError`, if none is."""
         waiting = folder.serials(self._directory) if self._rank == 0 else []
         while (offer := self._exchange("offer", lambda: self._offer(waiting))[0]) is not None:
             offered = manifest.parse(offer["manifest"], "Checkpoint")
@@ -195,14 +188,7 @@ class Store:
                 logger.warning(words, path.name, saved.ranks, self._job.engine.size, ", ".join(dropped))
 
     def restore_variables(self, path: Path, saved: Manifest) -> bool:
-        """Restore the model of a checkpoint that `find` has found, and no registered state; all ranks call it.
-
-        Returns:
-            False where it was saved from another model, which then stays as it is.
-
-        Raises:
-            CheckpointError: it cannot be read; on all ranks.
-        """
+        """Restore only the model of what `find` has found; False if it is another model; all ranks call it."""
 
         def suits() -> bool:
             written, others = model_state.variables(self._model)

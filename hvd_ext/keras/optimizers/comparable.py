@@ -33,7 +33,7 @@ def comparable(optimizer: Any, owner: str) -> dict[str, Any]:
     """Give what must be the same on all ranks, of an optimizer of Keras 3 or tf_keras without the one inside of it.
 
     Args:
-        whose: begins the names.
+        owner: begins the names.
 
     Returns:
         Plain values by name. A learning rate is left out, but a schedule of it is not: no broadcast reaches that. So is

@@ -95,11 +95,7 @@ class Layerwise(keras.optimizers.Optimizer):
         return [[slots[place] for slots in by_variable] for place in range(len(names))]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Update one variable.
-
-        Args:
-            gradient: of the variable's shape, or slices of it.
-        """
+        """Update one variable by a gradient of its shape, or slices of it."""
         self._update([gradient], [variable], learning_rate)
 
     def get_config(self) -> dict[str, Any]:

@@ -213,11 +213,7 @@ def class_of(plain: type, *fronts: type[OptimizerMixin]) -> type:
 
 
 def put_in_front(optimizer: Any, distribution: Distribution, *fronts: type[OptimizerMixin]) -> None:
-    """Put classes in front of an optimizer's own, in place.
-
-    Args:
-        fronts: as for `class_of`; none leaves its class as it is.
-    """
+    """Put classes in front of an optimizer's own, in place; without any it keeps its class."""
     # past the __setattr__ of Keras, which tracks what it is given
     object.__setattr__(optimizer, "_hvd_ext", distribution)
     if fronts:

@@ -89,11 +89,7 @@ def divided(model: Any) -> Callable[[Any], Any]:
 
 
 def update(work: Callable[[list[Any]], None], gradients: Sequence[Any]) -> None:
-    """Let XLA compile an update, unless it has sparse gradients, whose number of rows XLA would have to know.
-
-    Args:
-        gradients: reduced; None where there is none.
-    """
+    """Let XLA compile an update, unless a gradient is sparse, whose number of rows XLA would have to know."""
     if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
         work(list(gradients))
         return

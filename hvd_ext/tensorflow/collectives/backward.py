@@ -47,11 +47,7 @@ def summed(
 
 
 def one_class(prepare: Callable[[int], Prepared]) -> dict[str, list[int]]:
-    """Return an op's attributes for a collective of parts whose sizes are not known: a single size class.
-
-    Args:
-        prepare: the method of `Runtime` that plans the collective.
-    """
+    """Return an op's attributes for parts of unknown sizes, a single size class; a method of `Runtime` plans it."""
     return rows([prepare(_GATHER_NBYTES)], [_GATHER_NBYTES])
 
 

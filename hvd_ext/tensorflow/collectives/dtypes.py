@@ -62,11 +62,7 @@ def with_rows(kind: str, tensor: tf.Tensor, verb: str) -> tf.Tensor:
 
 
 def carried(tensor: tf.Tensor) -> tuple[tf.Tensor, str]:
-    """Convert a tensor to the dtype in which it is moved.
-
-    Returns:
-        The same values in a dtype of the engine; and the name of the tensor's own dtype, or "" if the engine has it.
-    """
+    """Convert a tensor to the engine's dtype in which it is moved, and name its own; "" if the engine has it."""
     name = tensor.dtype.name
     if name not in CARRIER:
         return tensor, name if name == "uint8" else ""  # the engine calls it bytes
@@ -84,14 +80,7 @@ def unpacked(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def widened(tensor: tf.Tensor, plain_sum: bool) -> tuple[tf.Tensor, str]:
-    """Convert a tensor to the dtype in which it is added.
-
-    Args:
-        plain_sum: whether the result is this tensor's sum, minimum, maximum or product, without factors.
-
-    Returns:
-        The same values in a dtype of the engine; and the name of the tensor's own dtype, or "" if the engine has it.
-    """
+    """Convert a tensor to the engine's dtype in which it is added, and name its own; "" if the engine has it."""
     name = tensor.dtype.name
     wide = "int64" if name == "int32" and not plain_sum else WIDENED.get(name)
     return (tensor, "") if wide is None else (tf.cast(tensor, wide), name)
@@ -155,11 +144,7 @@ def factor(kind: str, name: str, value: Any) -> float:
 
 
 def scaled(tensor: tf.Tensor, by: float) -> tf.Tensor:
-    """Multiply a tensor, in its own dtype; differentiable.
-
-    Args:
-        by: the factor. 16-bit floats are multiplied in float32; integers in float64, and then truncated toward zero.
-    """
+    """Multiply in the tensor's dtype; halves in float32, integers in float64 and then truncated; differentiable."""
     if by == 1.0:
         return tensor
     wide = tf.float32 if tensor.dtype.name in _HALVES else tf.float64 if tensor.dtype.is_integer else tensor.dtype

@@ -53,12 +53,7 @@ class Reduction:
         return self.signature(label, f"op {self.op.name.lower()}", f"compression {self.compression.name}", *lines)
 
     def allreduced(self, tensor: tf.Tensor, algorithm: str | None = None, signature: Any = None) -> tf.Tensor:
-        """Allreduce a tensor.
-
-        Args:
-            tensor: a tensor of one of the dtypes `dtypes.ALLREDUCED`.
-            signature: the signature; None for one with the factors.
-        """
+        """Allreduce a tensor of the dtypes `dtypes.ALLREDUCED`; None: with a signature of the factors."""
 
         def run(call: Call, wide: tf.Tensor, op: ReduceOp, wire: str, **more: Any) -> tf.Tensor:
             return backward.summed(call.job, call.name, wide, op, algorithm, wire, counted=call.counted, **more)
@@ -66,11 +61,7 @@ class Reduction:
         return self._applied(run, "allreduce", tensor, signature)
 
     def scattered(self, tensor: tf.Tensor, signature: Any = None) -> tf.Tensor:
-        """Reduce a tensor, and return this rank's rows.
-
-        Args:
-            tensor: a tensor of one of the dtypes `dtypes.REDUCED`.
-        """
+        """Reduce a tensor of the dtypes `dtypes.REDUCED`, and return this rank's rows."""
 
         def run(call: Call, wide: tf.Tensor, op: ReduceOp, wire: str, **more: Any) -> tf.Tensor:
             more |= {"counted": call.counted, **backward.one_class(call.job.reduce_scatter)}

@@ -17,14 +17,7 @@ _UNIT = 1 << 32  # of the upper half of an int64
 
 
 def checked(kind: str, slices: tf.IndexedSlices, op: ReduceOp, algorithm: str | None = None) -> tf.IndexedSlices:
-    """Check a user's slices.
-
-    Returns:
-        The same slices, with all parts converted to tensors.
-
-    Raises:
-        InvalidError: the op is another one, an algorithm is given, or the dtype cannot be reduced.
-    """
+    """Return a user's slices as tensors; `InvalidError` for a wrong op or dtype, or an algorithm."""
     kind = f"{kind} of IndexedSlices"
     if op not in (Average, Sum):
         raise InvalidError(

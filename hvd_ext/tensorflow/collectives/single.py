@@ -121,11 +121,7 @@ def allgather(
 
 
 def gathered(call: Call, tensor: tf.Tensor, signature: Any = "") -> tf.Tensor:
-    """Join the ranks' parts, after the arguments have been checked.
-
-    Args:
-        tensor: this rank's part, of one of the dtypes `MOVED`.
-    """
+    """Join the ranks' parts, of the dtypes `MOVED`, after the arguments have been checked."""
     carrier, dtype = dtypes.carried(tensor)
     classes = backward.one_class(call.job.all_gather)
     with ops.translated():

@@ -114,11 +114,7 @@ class Delayed:
         return self._there is not None and bool(self._there.numpy())
 
     def next_step(self, gives: bool) -> tf.Tensor:
-        """Say whether the step that begins now returns a result; eager, or while a function is traced.
-
-        Args:
-            gives: whether the step has a gradient itself, so that the next one returns a result.
-        """
+        """Say whether the step that begins now returns a result; `gives`: the next one will."""
         if self._there is None:
             return tf.constant(True)
         with tf.device("CPU:0"):

@@ -58,11 +58,7 @@ def explained(reducer: Reducer, file: str | Path | None) -> str:
 
 
 def say(job: Runtime, name: str, layout: Layout, review: Review | None) -> None:
-    """Print the table of a layout on rank 0, if `Options.explain` asks for it.
-
-    Args:
-        review: what the ranks found when they planned it; None if no times are known yet.
-    """
+    """Print a layout's table on rank 0, if `Options.explain` asks for it; without a review, no times are known."""
     if job.options.explain and job.engine.rank == 0:
         log.write(log.line(f"{name}: the buckets\n{of_layout(job, name, layout, review)}"))
 

@@ -85,11 +85,7 @@ def scaled(gradient: Any, factor: float) -> Any:
 
 
 def mark_reduced(gradient: Any, by: Any) -> None:
-    """Mark a gradient as reduced, so that a second reduction, which would add up sums, is refused.
-
-    Args:
-        by: the name of a tape, or an optimizer's `Reducer`.
-    """
+    """Mark a gradient as reduced by a tape of this name or a `Reducer`: a second reduction is refused."""
     gradient._hvd_ext = by
 
 

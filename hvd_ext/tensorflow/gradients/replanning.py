@@ -124,7 +124,7 @@ class Replanning:
         A job with other options, or for which the layout does not fit, plans its own and goes on counting.
 
         Args:
-            own: what this rank has saved in a job of as many ranks.
+            local: what this rank has saved in a job of as many ranks.
         """
         job, channel = self._job, self._channel
 

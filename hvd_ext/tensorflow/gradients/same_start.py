@@ -102,11 +102,7 @@ class SameStart:
         self._compared: tf.Variable | None = None
 
     def described(self, weights: Weights) -> dict[str, Any]:
-        """Return this rank's part of the exchange that registers the gradients.
-
-        Args:
-            weights: the weights of the step; variables without a value are compared when the function runs.
-        """
+        """Give this rank's part of the registration; variables without a value are compared at run time."""
         self._names = weights.names
         sums = weights.sums_now()
         self._first = None if sums is None else self._own(sums)

@@ -133,11 +133,7 @@ class Feedback:
         return ops.together(list(reduced), after), ok
 
     def save(self, channels: Sequence[Channel]) -> Arrays:
-        """Copy this rank's state, between two steps.
-
-        Args:
-            channels: the open channels of the list, the newest first.
-        """
+        """Copy this rank's state, between two steps, from the open channels of the list, the newest first."""
         arrays: Arrays = {}
         for channel in channels:
             for key, array in residuals.read(channel, self._job.engine).items():
@@ -174,7 +170,7 @@ class Feedback:
         multiplied by the ratio of the new number of ranks to the old one, so that the pending update stays the same.
 
         Args:
-            everyone: returns the state of each rank of the earlier job; called only if the shape is another one.
+            of_ranks: returns the state of each rank of the earlier job; called only if the shape is another one.
         """
         engine, name = self._job.engine, f"{self._name}: residuals and velocities"
         pieces = residuals.pieces(channel, engine)
@@ -270,11 +266,7 @@ def had_momentum(saved: Arrays) -> bool:
 
 
 def tell_of_momentum(label: str, how: str) -> None:
-    """Warn that the momentum is lost because momentum_correction was switched on or off; one rank calls it.
-
-    Args:
-        how: "with" or "without": whether the training before used momentum_correction.
-    """
+    """Warn that switching momentum_correction loses the momentum; `how` was "with" or "without" it."""
     logger.warning("%s: trained %s momentum_correction until now: momentum restarts from zero", label, how)
 
 

@@ -95,11 +95,7 @@ def read(channel: Channel, engine: Engine) -> Arrays:
 
 
 def write(channel: Channel, engine: Engine, arrays: Arrays) -> None:
-    """Set this rank's residuals and velocities of a channel, between two steps; pieces without an array become 0.
-
-    Args:
-        arrays: float32 arrays by the keys of this channel's pieces.
-    """
+    """Set residuals and velocities, float32 by the pieces' keys, between two steps; those without an array to 0."""
     by_where = {parsed(key, array).where: array for key, array in arrays.items()}
     shares: dict[tuple[int, str], np.ndarray] = {}
     for piece in pieces(channel, engine):
@@ -137,7 +133,7 @@ def redistributed(
     all ranks are added up, and the first rank that keeps the element now gets the sum. What no rank had is 0.
 
     Args:
-        own: what this rank kept, from `read`.
+        local: what this rank kept, from `read`.
         wanted: the pieces that this rank keeps now.
 
     Returns:
@@ -186,14 +182,7 @@ def summed(
     factor: float,
     process_set: ProcessSet | None = None,
 ) -> dict[int, np.ndarray]:
-    """Reduce what all ranks keep of some tensors to whole tensors, between two steps; all ranks call it.
-
-    Args:
-        places: the tensors' places, the same on all ranks.
-
-    Returns:
-        For each place a float32 array of the tensor's shape, with equal bits on all ranks.
-    """
+    """Reduce what all ranks keep of tensors to whole float32 arrays of equal bits, by place; all ranks call it."""
     import tensorflow as tf
 
     from hvd_ext.tensorflow.collectives import single
@@ -231,14 +220,7 @@ def nearest(tree: Tree, rank: int) -> list[int]:
 def sources(
     kept: Sequence[Sequence[Where]], wanted: Sequence[Where], candidates: Sequence[int]
 ) -> list[tuple[int, Where]]:
-    """Find who has the elements that a rank needs.
-
-    Args:
-        candidates: the ranks that may have them; the first one counts.
-
-    Returns:
-        Runs of elements and the rank that each comes from, by ascending ranks. No element is there twice.
-    """
+    """Find the rank, the first of the candidates, that each run of wanted elements comes from; by ascending ranks."""
     runs: list[tuple[int, Where]] = []
     missing: dict[tuple[str, int], list[tuple[int, int]]] = {}
     for which, tensor, offset, count in wanted:
