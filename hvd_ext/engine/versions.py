@@ -69,7 +69,7 @@ WINDOWS = {
         "Keras", "3.8", "3.15", "3.5", "before 3.5 it clips every gradient before it is accumulated, and not their sum"
     ),
 }
-_said: set[str] = set()  # what this process has been warned of
+_logged: set[str] = set()  # what this process has been warned of
 
 
 def check(name: str, version: str) -> None:
@@ -85,8 +85,8 @@ def check(name: str, version: str) -> None:
         from hvd_ext.errors import InvalidError
 
         raise InvalidError(words)
-    if verdict == "warning" and words not in _said:
-        _said.add(words)
+    if verdict == "warning" and words not in _logged:
+        _logged.add(words)
         logging.getLogger("hvd_ext").warning("%s", words)
 
 

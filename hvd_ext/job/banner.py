@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hvd_ext.planning.layout import Layout
 
 MOST_HOSTS = 4
-_said: set[str] = set()  # what this process has said; init() after shutdown() does not repeat it
+_logged: set[str] = set()  # what this process has said; init() after shutdown() does not repeat it
 
 
 def job_line(hosts: Sequence[str], between: str = "") -> str:
@@ -57,8 +57,8 @@ def say(job: Runtime, line: str) -> None:
 
     The line goes to the logger if that is enabled for INFO, and to stderr otherwise.
     """
-    if job.engine.rank == 0 and job.engine.size > 1 and not job.options.quiet and line not in _said:
-        _said.add(line)
+    if job.engine.rank == 0 and job.engine.size > 1 and not job.options.quiet and line not in _logged:
+        _logged.add(line)
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s", line)
         else:

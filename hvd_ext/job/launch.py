@@ -10,7 +10,7 @@ from hvd_ext.errors import CommunicationError, InvalidError
 from hvd_ext.job.log import logger
 from hvd_ext.options import environment
 
-_said: set[str] = set()  # what this process has been warned of
+_logged: set[str] = set()  # what this process has been warned of
 
 # variable with the number of ranks -> who sets it
 _SIZES = {
@@ -83,8 +83,8 @@ def check_size(launch: Launch, size: int) -> None:
 def warn_of_unheeded(environ: Mapping[str, str], rank: int) -> None:
     """Warn of Horovod's variables that have no effect here; only rank 0 does, once for each variable and process."""
     for setting, why in environment.unheeded(environ) if rank == 0 else ():
-        if setting not in _said:
-            _said.add(setting)
+        if setting not in _logged:
+            _logged.add(setting)
             logger.warning("environment variable %s has no effect in hvd_ext: %s", setting, why)
 
 

@@ -73,7 +73,7 @@ def stop_trace() -> Path:
             "stop_trace: no trace is being recorded; call start_trace(folder) or set HVD_EXT_TRACE first"
         )
     owner = runtime.current()
-    return _written(owner, _taken())
+    return _written(owner, _ended())
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
@@ -141,7 +141,7 @@ def end(owner: Runtime) -> Callable[[], None]:
     """
     if _recording is None or _recording.engine is not owner.engine:
         return lambda: None
-    content = _taken()
+    content = _ended()
 
     def finish() -> None:
         try:
@@ -153,7 +153,7 @@ def end(owner: Runtime) -> Callable[[], None]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Taken:
+class _Records:
     """What a recording has found: the engine's records, the times of each channel's steps, partial rounds by lane."""
 
     recording: _Recording
@@ -162,7 +162,7 @@ class _Taken:
     partial: dict[int, Rounds]
 
 
-def _taken() -> _Taken:
+def _ended() -> _Records:
     """End the recording."""
     global _recording
     recording, _recording = _recording, None
@@ -177,10 +177,10 @@ def _taken() -> _Taken:
         medians = step_times.measured(recording.engine.times(handle), channel.layouts[-1][0])
         if medians is not None:
             times.append(step_times.described(channel.name, channel.layout, medians))
-    return _Taken(recording, records.read(CAPACITY), times, partial)
+    return _Records(recording, records.read(CAPACITY), times, partial)
 
 
-def _written(owner: Runtime, content: _Taken) -> Path:
+def _written(owner: Runtime, content: _Records) -> Path:
     recording = content.recording
     # A recorded wait may have begun during an earlier trace.
     in_time = [record for record in records.decoded(content.raw) if record.begin_ns >= recording.begun_ns]

@@ -49,7 +49,7 @@ class Variable:
     harmless: tuple[str, ...] = ()
 
 
-def _whole(text: str) -> int:
+def _natural(text: str) -> int:
     value = int(text)
     if value < 0:
         raise ValueError(text)
@@ -57,11 +57,11 @@ def _whole(text: str) -> int:
 
 
 def _bucket(text: str) -> int:
-    return max(1, _whole(text))  # in Horovod 0 means no fusion, so each tensor gets its own bucket
+    return max(1, _natural(text))  # in Horovod 0 means no fusion, so each tensor gets its own bucket
 
 
 def _never(text: str) -> float | None:
-    return 0.0 if _whole(text) > 0 else None
+    return 0.0 if _natural(text) > 0 else None
 
 
 def _folder(text: str) -> str | None:
@@ -95,7 +95,7 @@ VARIABLES: tuple[Variable, ...] = (
         HEEDED,
         "HVD_EXT_STALL_WARN_S: seconds after which a missing rank is named; 0: never",
         "stall_warn_s",
-        _whole,
+        _natural,
         f"{_NUMBER}, in seconds",
     ),
     Variable(
@@ -111,7 +111,7 @@ VARIABLES: tuple[Variable, ...] = (
         HEEDED,
         "HVD_EXT_STALL_FATAL_S: seconds after which waiting for a rank fails; 0: never",
         "stall_fatal_s",
-        _whole,
+        _natural,
         f"{_NUMBER}, in seconds",
     ),
     Variable(

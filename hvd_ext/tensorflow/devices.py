@@ -20,7 +20,7 @@ from hvd_ext.options import compatibility
 
 HOST = "CPU:0"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_said: set[str] = set()  # the warnings that this process has logged
+_logged: set[str] = set()  # the warnings that this process has logged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +138,8 @@ def warn_of_shared() -> None:
     if job is None or job.hosts.count(job.hosts[job.engine.rank]) < 2:
         return
     seen = len(tf.config.get_visible_devices("GPU"))
-    if seen > 1 and "shared" not in _said:
-        _said.add("shared")
+    if seen > 1 and "shared" not in _logged:
+        _logged.add("shared")
         logger.warning(
             "rank %d sees %d GPUs, and so do the other ranks of host %s: TensorFlow takes memory of all of them in "
             "every rank; call hvd_ext.pin_gpu() right after init()",

@@ -78,9 +78,9 @@ def synchronized(
         NotInitializedError: before `init()`.
     """
     listed: list[Any] = [callbacks] if _is_callback(callbacks) else _flat(callbacks)
-    start = _taken(listed, BroadcastGlobalVariablesCallback) or BroadcastGlobalVariablesCallback(root_rank)
-    end = _taken(listed, EndTogether) or EndTogether()
-    average = _taken(listed, MetricAverageCallback) or MetricAverageCallback(exact=True)
+    start = _pop(listed, BroadcastGlobalVariablesCallback) or BroadcastGlobalVariablesCallback(root_rank)
+    end = _pop(listed, EndTogether) or EndTogether()
+    average = _pop(listed, MetricAverageCallback) or MetricAverageCallback(exact=True)
     restoring = [callback for callback in listed if _is(callback, ("BackupAndRestore",))]
     if restoring and start.root_rank != 0:
         raise InvalidError(
@@ -95,7 +95,7 @@ def synchronized(
     steps = stop_every
     if steps == "auto":
         steps = 1 if any(map(_may_stop_within_an_epoch, listed)) else None
-    stop = _taken(listed, StopTogether) or StopTogether(steps, restored=bool(restoring))
+    stop = _pop(listed, StopTogether) or StopTogether(steps, restored=bool(restoring))
     stop.restored = stop.restored or bool(restoring)
     writers = tuple(only_on_root)
     kept = [
@@ -109,8 +109,8 @@ def synchronized(
     last = [callback for callback in kept if isinstance(callback, Checkpoint)]
     # a rank that validates averages statistics before its validation, another one before the metrics are exchanged
     statistics = [callback for callback in kept if isinstance(callback, AverageStatistics)][:1]
-    logged = _taken(kept, CacheLogs) or CacheLogs()
-    same = _taken(kept, SameHyperparameters) or SameHyperparameters()
+    logged = _pop(kept, CacheLogs) or CacheLogs()
+    same = _pop(kept, SameHyperparameters) or SameHyperparameters()
     others: list[Any] = []
     added: list[AverageAdded] = []
     for callback in _backups_first([callback for callback in kept if callback not in (*statistics, *last)]):
@@ -143,7 +143,7 @@ class _RestoreFirst(Callback):
         self._other.on_train_begin(logs)
 
 
-def _taken(listed: list[Any], kind: type) -> Any:
+def _pop(listed: list[Any], kind: type) -> Any:
     """Take the first callback of a class out of the list; None if there is none."""
     for index, callback in enumerate(listed):
         if isinstance(callback, kind):

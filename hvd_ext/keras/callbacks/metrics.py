@@ -23,7 +23,7 @@ _NAME = "MetricAverageCallback"
 _CONTAINERS = ("CompileMetrics", "MetricsList")  # of Keras 3, with metrics in them
 _NO_METRIC = "no state of a metric gives this value"
 _BY_BATCH = "Keras gives all batches the same weight in it, and the batches differ in size"
-_said: set[tuple[str, str]] = set()
+_logged: set[tuple[str, str]] = set()
 
 
 class _Sums(NamedTuple):
@@ -233,8 +233,8 @@ def _say_average(name: str, reason: str) -> None:
 
 def _say(name: str, words: str) -> None:
     """Log a line about a log of Keras once, on rank 0."""
-    if (name, words) not in _said:
-        _said.add((name, words))
+    if (name, words) not in _logged:
+        _logged.add((name, words))
         if rank() == 0:
             logger.warning("log %r: %s", name, words)
 

@@ -37,13 +37,13 @@ def beside(callback: keras.callbacks.Callback) -> list[Any]:
 
 def collect(callbacks: Iterable[Any]) -> States:
     """Copy the state of Keras' callbacks: arrays by callback ("EarlyStopping 0" for the first) and attribute."""
-    return {key: dict(_arrays(callback, attributes)) for key, callback, attributes in _known(callbacks)}
+    return {key: dict(_arrays(callback, attributes)) for key, callback, attributes in _with_state(callbacks)}
 
 
 def restore(callbacks: Iterable[Any], states: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[str, ...]:
     """Give the callbacks of `fit` what `collect` has copied; return the keys of states without a callback."""
     left = dict(states)
-    for key, callback, attributes in _known(callbacks):
+    for key, callback, attributes in _with_state(callbacks):
         if key in left:
             saved = left.pop(key)
             for attribute in attributes:
@@ -51,7 +51,7 @@ def restore(callbacks: Iterable[Any], states: Mapping[str, Mapping[str, np.ndarr
     return tuple(left)
 
 
-def _known(callbacks: Iterable[Any]) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+def _with_state(callbacks: Iterable[Any]) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     """Yield the callbacks that have a state, each with its key and the names of its attributes."""
     numbers = dict.fromkeys(_ATTRIBUTES, 0)
     for callback in callbacks:

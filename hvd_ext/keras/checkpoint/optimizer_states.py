@@ -79,7 +79,7 @@ def restore(
     owners = [owner for owner in checkpoint.states if not _LAYOUT_NAME.fullmatch(owner)]
     _restore_layouts(model, states)
     states = {owner: section for owner, section in states.items() if not _LAYOUT_NAME.fullmatch(owner)}
-    saved = {owner: functools.partial(_everyone, path, checkpoint, prefix + owner) for owner in owners}
+    saved = {owner: functools.partial(_states_of_ranks, path, checkpoint, prefix + owner) for owner in owners}
     left = [
         *state.restore(
             {owner: section for owner, section in states.items() if not _NAME.fullmatch(owner)},
@@ -136,7 +136,7 @@ def _tell_of_dropped(optimizer: Any, local: Arrays | None, of_ranks: Everyone) -
         feedback.tell_of_momentum(label, "with")
 
 
-def _everyone(path: Path, checkpoint: Manifest, section: str) -> Iterator[dict[str, np.ndarray]]:
+def _states_of_ranks(path: Path, checkpoint: Manifest, section: str) -> Iterator[dict[str, np.ndarray]]:
     """Yield a section of all ranks' files, by rank; ranks whose files lack it are left out."""
     for rank in range(checkpoint.ranks):
         name = manifest.rank_file(rank)

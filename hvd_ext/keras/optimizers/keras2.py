@@ -178,7 +178,7 @@ class Keras2(Distributed):
         with tf.init_scope():
             steps = self.iterations
         accumulation = self._hvd_ext.accumulation
-        if self._is_reduced(pairs) or not _asked(plain, arguments, keywords):
+        if self._is_reduced(pairs) or not _asks_for_reduction(plain, arguments, keywords):
             if accumulation is None or not self._hvd_ext.computes:
                 return self._applied(plain, pairs, arguments, keywords)
             accumulation.when_due(lambda: self._applied(plain, pairs, arguments, keywords))
@@ -307,7 +307,7 @@ def _applies_at_once(optimizer: Any) -> bool:
     return False
 
 
-def _asked(plain: Any, arguments: Any, keywords: Any) -> bool:
+def _asks_for_reduction(plain: Any, arguments: Any, keywords: Any) -> bool:
     """Whether the caller of `apply_gradients` wants the gradients reduced."""
     by_name = inspect.signature(plain).bind_partial(None, *arguments, **keywords).arguments
     by_name = {**by_name, **by_name.get("kwargs", {})}

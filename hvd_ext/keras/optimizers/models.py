@@ -27,7 +27,7 @@ from hvd_ext.tensorflow import layers
 # What a training step of Keras' own consists of.
 _OWN = {name: getattr(keras.Model, name) for name in ("train_step", "compute_metrics", "get_metrics_result")}
 _OWN_UPDATE = ("apply_gradients", "apply", "_backend_apply_gradients")
-_said: weakref.WeakSet[Any] = weakref.WeakSet()  # models for which XLA was switched off
+_logged: weakref.WeakSet[Any] = weakref.WeakSet()  # models for which XLA was switched off
 _distributed: weakref.WeakSet[Any] = weakref.WeakSet()  # models that had a distributed optimizer
 
 
@@ -166,8 +166,8 @@ def _warn_of_plain(model: Any) -> None:
 
 def _say_without_xla(model: keras.Model) -> None:
     job = runtime.current_or_none()
-    if model not in _said and (job is None or job.engine.rank == 0):
-        _said.add(model)
+    if model not in _logged and (job is None or job.engine.rank == 0):
+        _logged.add(model)
         # info would not be seen unless the user has set up logging
         logger.warning(
             "model %r: jit_compile is switched off: its optimizer communicates, XLA cannot, and only Keras' own step "

@@ -22,24 +22,24 @@ class Halves:
     """
 
     def __init__(self) -> None:
-        self._taken: list[Any] | None = None
+        self._gradients: list[Any] | None = None
         self.compiles_update = False
 
     def take(self, gradients: Sequence[Any]) -> bool:
         """Take the gradients of an `apply` in the first half; tell whether it was one, which reduces nothing."""
-        if self._taken is None:
+        if self._gradients is None:
             return False
-        self._taken += gradients
+        self._gradients += gradients
         return True
 
     @contextlib.contextmanager
     def first(self) -> Iterator[list[Any]]:
         """Begin the first half; yields a list, which then has the gradients that `apply` was given."""
-        self._taken = []
+        self._gradients = []
         try:
-            yield self._taken
+            yield self._gradients
         finally:
-            self._taken = None
+            self._gradients = None
 
     @contextlib.contextmanager
     def second(self) -> Iterator[None]:

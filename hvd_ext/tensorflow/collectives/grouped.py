@@ -109,7 +109,7 @@ def grouped_allgather(
             kind, tensors, lambda tensor: dtypes.with_rows(kind, dtypes.converted(kind, tensor, MOVED), "joined")
         )
         signature = calls.signature(kind, *_lines(members, [calls.described(tensor, free=True) for tensor in members]))
-    return _each(call, members, signature, single.gathered)
+    return _in_turn(call, members, signature, single.gathered)
 
 
 @plain
@@ -147,7 +147,7 @@ def grouped_reducescatter(
             kind, tensors, lambda tensor: dtypes.with_rows(kind, dtypes.converted(kind, tensor, REDUCED), "divided")
         )
         signature = request.full_signature(kind, *_lines(members, [calls.described(tensor) for tensor in members]))
-    return _each(
+    return _in_turn(
         call,
         members,
         signature,
@@ -186,7 +186,7 @@ def _part(call: Call, suffix: str) -> Call:
     return dataclasses.replace(call, name=f"{call.name}/{suffix}")
 
 
-def _each(
+def _in_turn(
     call: Call, members: list[Any], signature: Any, run: Callable[[Call, Any, Any], tf.Tensor]
 ) -> list[tf.Tensor]:
     if not members:

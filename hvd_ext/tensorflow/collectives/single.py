@@ -143,9 +143,7 @@ def broadcast(
         tensor: a tensor of the dtypes of `allgather`, of equal shape and dtype on all ranks; only the root's values are
             used.
         root_rank: the rank whose values all ranks get, counted in the job, also with a process set.
-        name: matches the ranks' calls; None for a counted name.
-        ignore_name_scope: accepted for Horovod's sake; names never depend on name scopes.
-        process_set: the ranks that take part; None for all.
+        name: as for `allgather`, and so are all that follow.
 
     Returns:
         The root's tensor.
@@ -189,11 +187,7 @@ def reducescatter(
         device_dense: accepted for Horovod's sake, like ignore_name_scope.
         compression: as in `allreduce`.
         op: `hvd_ext.Average`, the default, or `hvd_ext.Sum`.
-        name: matches the ranks' calls; None for a counted name.
-        process_set: the ranks that take part; None for all.
-        ignore_name_scope: see device_dense.
-        prescale_factor: multiplies the tensor before the reduction.
-        postscale_factor: multiplies the result.
+        name: as for `allreduce`, and so are all that follow.
 
     Returns:
         This rank's rows of the sum or average, of the same dtype.
@@ -227,9 +221,7 @@ def alltoall(
             equal on all ranks.
         splits: the number of rows for each rank, in the order of the ranks: integers that add up to the number of rows.
             None for equal parts.
-        name: matches the ranks' calls; None for a counted name.
-        ignore_name_scope: accepted for Horovod's sake; names never depend on name scopes.
-        process_set: the ranks that take part; None for all.
+        name: as for `allgather`, and so are all that follow.
 
     Returns:
         The received rows, of the same dtype. With splits also the number of rows that came from each rank, in the dtype

@@ -102,33 +102,33 @@ class Delayed:
 
     def __init__(self, channel: Channel, job: Runtime, process_set: ProcessSet | None = None) -> None:
         self._channel, self._job, self._process_set = channel, job, process_set
-        self._there: tf.Variable | None = None
+        self._has_result: tf.Variable | None = None
         if tf.compat.v1.executing_eagerly_outside_functions():  # a session's variables would need an initializer
             with tf.init_scope(), tf.device("CPU:0"):
-                self._there = tf.Variable(False, trainable=False, name="hvd_ext_delayed")
-        self._give([np.zeros(tensor.shape, _dtype(tensor)) for tensor in channel.sent_tensors])
+                self._has_result = tf.Variable(False, trainable=False, name="hvd_ext_delayed")
+        self._set_result([np.zeros(tensor.shape, _dtype(tensor)) for tensor in channel.sent_tensors])
 
     @property
     def is_there(self) -> bool:
         """Whether there is such a result, outside of functions."""
-        return self._there is not None and bool(self._there.numpy())
+        return self._has_result is not None and bool(self._has_result.numpy())
 
     def next_step(self, gives: bool) -> tf.Tensor:
         """Say whether the step that begins now returns a result; `gives`: the next one will."""
-        if self._there is None:
+        if self._has_result is None:
             return tf.constant(True)
         with tf.device("CPU:0"):
-            has_result = tf.identity(self._there.read_value())
+            has_result = tf.identity(self._has_result.read_value())
             with tf.control_dependencies([has_result] if not tf.executing_eagerly() else []):
-                self._there.assign(gives, read_value=False)
+                self._has_result.assign(gives, read_value=False)
         return has_result
 
     def save(self) -> Arrays:
         """Copy the result, between two steps; an empty dict if there is none."""
         if not self.is_there:
             return {}
-        arrays = self._taken()
-        self._give(arrays)
+        arrays = self._collected()
+        self._set_result(arrays)
         saved = {_key(n, tensor): _plain(arrays[n]) for n, tensor in enumerate(self._channel.sent_tensors)}
         return {_RANKS: np.array(self._job.engine.size), **saved}
 
@@ -144,26 +144,26 @@ class Delayed:
                     logger.warning("%s: the result that was late is dropped: %s", self._channel.name, error)
             name, root = f"{self._channel.name}: late result", self._job.engine.ranks[0]
             arrays = broadcast_object(saved, root, name=name, process_set=self._process_set)
-        if arrays and self._there is not None:
-            self._give(_by_number(self._channel, arrays).values())
-            self._there.assign(True)
+        if arrays and self._has_result is not None:
+            self._set_result(_by_number(self._channel, arrays).values())
+            self._has_result.assign(True)
 
     def take(self) -> list[tf.Tensor | None]:
         """Take the result, in place of a step: one tensor or None for each of the layout's tensors."""
-        arrays = self._taken()
-        self._give([np.zeros_like(array) for array in arrays])
+        arrays = self._collected()
+        self._set_result([np.zeros_like(array) for array in arrays])
         results: list[tf.Tensor | None] = [None] * len(self._channel.layout.tensors)
         for place, array in zip(self._channel.layout.sent_tensors, arrays, strict=True):
             results[place] = tf.constant(array)
         return results
 
-    def _taken(self) -> list[np.ndarray]:
+    def _collected(self) -> list[np.ndarray]:
         arrays = [_empty(tensor) for tensor in self._channel.sent_tensors]
         newest = self._job.engine.progress(self._channel.handle).step  # it may still be under way
         self._job.engine.collect(self._channel.handle, newest, arrays)
         return arrays
 
-    def _give(self, arrays: Iterable[np.ndarray]) -> None:
+    def _set_result(self, arrays: Iterable[np.ndarray]) -> None:
         for number, array in enumerate(arrays):
             self._job.engine.give_result(self._channel.handle, number, array)
 

@@ -91,7 +91,7 @@ def of_layout(job: Runtime, name: str, layout: Layout, review: Review | None) ->
             bucket.plan.algorithm,
             _size(bucket.segment_nbytes),
             *times,
-            _others(bucket),
+            _runners_up(bucket),
         )
     out = io.StringIO()
     console = Console(file=out, width=WIDTH)
@@ -122,7 +122,7 @@ def _form(bucket: BucketLayout) -> str:
     return "top-k" if bucket.selection.dense_above > 0 else "whole, top-k would take longer"
 
 
-def _others(bucket: BucketLayout) -> str:
+def _runners_up(bucket: BucketLayout) -> str:
     if bucket.choice is None:
         return ""
     prices = [(price, name) for name, price in bucket.choice.candidates if not isinstance(price, str)]

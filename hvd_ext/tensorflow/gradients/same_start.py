@@ -105,7 +105,7 @@ class SameStart:
         """Give this rank's part of the registration; variables without a value are compared at run time."""
         self._names = weights.names
         sums = weights.sums_now()
-        self._first = None if sums is None else self._own(sums)
+        self._first = None if sums is None else self._state_of(sums)
         later = self._after_first or self._waits() or weights.broadcast or self._first is None
         return {"own": self._first, "later": later}
 
@@ -164,7 +164,7 @@ class SameStart:
             return self.done
 
         def described() -> dict[str, Any]:
-            state = self._own(checksums(tensors))
+            state = self._state_of(checksums(tensors))
             if self._first is None:
                 self._first = state
             return {"own": state, "changed": not self._after_first or state != self._first}
@@ -176,7 +176,7 @@ class SameStart:
         self.done = _are_equal(states)
         return self.done
 
-    def _own(self, sums: Sums) -> dict[str, Any]:
+    def _state_of(self, sums: Sums) -> dict[str, Any]:
         # lists, as they are after an exchange
         return {"weights": sums, "layers": [list(pair) for pair in self._states()]}
 

@@ -136,7 +136,7 @@ def _index_dtype(dtype: Any) -> tf.DType:
 
 def _parts(x: tf.Tensor, k: Any, segments: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Return k and the segments' offsets as int64 vectors, without an op (as slow as a small x) for known values."""
-    picks = _whole("k", k)
+    picks = _integers("k", k)
     if segments is None:
         if _length(picks) not in (None, 1):
             raise InvalidError(f"k ({_length(picks)} numbers): must be one number where there are no segments")
@@ -144,7 +144,7 @@ def _parts(x: tf.Tensor, k: Any, segments: Any) -> tuple[tf.Tensor, tf.Tensor]:
         if known is not None:
             return _tensor(picks), tf.constant([0, known], tf.int64)
         return _tensor(picks), tf.stack([tf.zeros([], tf.int64), tf.size(x, out_type=tf.int64)])
-    lengths = _whole("segments", segments)
+    lengths = _integers("segments", segments)
     numbers = _length(picks), _length(lengths)
     if None not in numbers and numbers[0] != numbers[1]:
         raise InvalidError(f"k ({numbers[0]} numbers): must be one for each segment; there are {numbers[1]}")
@@ -153,7 +153,7 @@ def _parts(x: tf.Tensor, k: Any, segments: Any) -> tuple[tf.Tensor, tf.Tensor]:
     return _tensor(picks), tf.concat([tf.zeros([1], tf.int64), tf.cumsum(lengths)], 0)
 
 
-def _whole(name: str, value: Any) -> Any:
+def _integers(name: str, value: Any) -> Any:
     """Return integers as an int64 vector: of NumPy if they are known now, else a tensor."""
     if tf.is_tensor(value):
         if not value.dtype.is_integer:
