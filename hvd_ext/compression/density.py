@@ -20,12 +20,7 @@ AUTO_CHANGE = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The density of each step.
-
-    Args:
-        firsts: the first step of each density, ascending, from 0.
-        densities: one density for each first step.
-    """
+    """The density of each step: one from each of the first steps on, which ascend from 0."""
 
     firsts: tuple[int, ...]
     densities: tuple[float, ...]

@@ -67,11 +67,7 @@ PATIENCE_S = 20.0
 
 @dataclass(frozen=True)
 class Measured:
-    """What the ranks have measured.
-
-    Args:
-        curves: times over the size, in hosts and between hosts, with the fitted lines.
-    """
+    """What the ranks have measured; curves are times over the size, in and between hosts, with the fitted lines."""
 
     tree: Tree
     curves: tuple[Curve, ...]
@@ -80,11 +76,7 @@ class Measured:
 
 @dataclass
 class Stand:
-    """Where plans are timed; all ranks use it alike.
-
-    Args:
-        times: what this rank has measured, by the name of the series.
-    """
+    """Where plans are timed, alike on all ranks; `times` has this rank's samples by the name of the series."""
 
     engine: engines.Engine
     times: Times = field(default_factory=dict)

@@ -29,11 +29,7 @@ _starts = 0  # how often this process has called init()
 
 
 class Arrivals:
-    """The marks of one start of the job on this host.
-
-    Args:
-        environ: the environment of a rank; there are no marks if it does not name the launcher's folder.
-    """
+    """The marks of one start of the job on this host; none if the environment names no folder of the launcher."""
 
     def __init__(self, environ: Mapping[str, str], start: int = 1) -> None:
         folder, job = environ.get("PMIX_SERVER_TMPDIR", ""), environ.get("PMIX_NAMESPACE", "")

@@ -150,11 +150,7 @@ def warn_of_shared() -> None:
 
 
 class OnHost:
-    """The functions of a library of ops, which run on the CPU whatever device the caller has chosen.
-
-    Args:
-        anywhere: the names of functions whose ops run on the device that the caller has chosen.
-    """
+    """The functions of a library of ops, which run on the CPU, but those named `anywhere` on the caller's device."""
 
     def __init__(self, module: Any, anywhere: Sequence[str] = ()) -> None:
         self._module, self._anywhere = module, anywhere

@@ -15,11 +15,7 @@ Pairs = Sequence[tuple[Any, Any]]
 
 
 class Accumulation:
-    """The sums of an optimizer's gradients on this rank since its last update.
-
-    Args:
-        options: backward_passes_per_step and average_aggregated_gradients count.
-    """
+    """The sums of an optimizer's gradients on this rank since its last update."""
 
     def __init__(self, options: GradientOptions) -> None:
         self._count = options.backward_passes_per_step

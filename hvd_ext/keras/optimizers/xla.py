@@ -15,11 +15,7 @@ import tensorflow as tf
 
 
 class Halves:
-    """Which half of a divided step a wrapped optimizer's `apply` is called in, while that is traced.
-
-    Attributes:
-        compiles_update: whether it is the second half.
-    """
+    """Which half of a divided step a wrapped `apply` is traced in; the second one compiles the update."""
 
     def __init__(self) -> None:
         self._gradients: list[Any] | None = None

@@ -16,12 +16,7 @@ from hvd_ext.tensorflow.collectives.calls import Call
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """The arguments of a user's reduction, beside the tensors.
-
-    Args:
-        prescale: multiplies the tensors before the reduction.
-        postscale: multiplies the results.
-    """
+    """A user's reduction: prescale multiplies the tensors before it, postscale the results."""
 
     call: Call
     op: ReduceOp

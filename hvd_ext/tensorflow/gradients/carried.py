@@ -30,11 +30,7 @@ _RANKS, _ROUNDS, _QUORUM = "ranks", "rounds", "quorum"
 
 
 class Held:
-    """The gradients that this rank holds because they came after their partial round.
-
-    Args:
-        auto: on rank 0 with sync="auto", what chooses the quorum, which is saved too.
-    """
+    """This rank's gradients that came after their partial round; on rank 0 `auto` chooses the quorum, saved too."""
 
     def __init__(
         self, channel: Channel, options: GradientOptions, job: Runtime, auto: AutoQuorum | None = None

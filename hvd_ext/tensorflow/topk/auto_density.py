@@ -19,11 +19,7 @@ _NAMES = ("auto density", "auto norm", "auto sum", "auto steps")
 
 
 class AutoDensity:
-    """The gradients' norm over a window of steps, and the density that follows from it, the same on all ranks.
-
-    Args:
-        name: the prefix of its calls, the same on all ranks and unique in the job.
-    """
+    """The gradients' norm over a window of steps, and the density from it; `name` begins its calls' names."""
 
     def __init__(self, label: str, name: str, job: Runtime, process_set: Any) -> None:
         self._label, self._name, self._job, self._process_set = label, name, job, process_set

@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Corrected:
-    """The gradients of a step that go through a momentum.
-
-    Args:
-        gradients: this rank's, with their decays, times their rates.
-        measured: what the momentum has measured of them; None if it does not measure.
-    """
+    """Gradients that go through a momentum, with decays, times rates; and what it has measured, or None."""
 
     momentum: Momentum
     variables: Sequence[Any]
