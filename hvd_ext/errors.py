@@ -37,11 +37,11 @@ class HvdExtError(RuntimeError):
 
     def __new__(cls, *args: Any) -> HvdExtError:
         """Make the error, which is an instance of TensorFlow's class too if TensorFlow is loaded."""
-        theirs = getattr(getattr(sys.modules.get("tensorflow"), "errors", None), cls._in_tensorflow, None)
-        if theirs is None:
+        tensorflow_class = getattr(getattr(sys.modules.get("tensorflow"), "errors", None), cls._in_tensorflow, None)
+        if tensorflow_class is None:
             return super().__new__(cls, *args)
-        error = super().__new__(_both(cls, theirs), *args)  # type: ignore[arg-type]
-        theirs.__init__(error, None, None, str(Exception(*args)))
+        error = super().__new__(_both(cls, tensorflow_class), *args)  # type: ignore[arg-type]
+        tensorflow_class.__init__(error, None, None, str(Exception(*args)))
         return error
 
 
@@ -98,10 +98,10 @@ class NativeLibraryError(HvdExtError, ImportError):
 
 
 @functools.cache
-def _both(ours: type[HvdExtError], theirs: type[Exception]) -> type[HvdExtError]:
+def _both(base: type[HvdExtError], tensorflow_class: type[Exception]) -> type[HvdExtError]:
     """Make a subclass of our class and one of `tf.errors`; it pickles as our class, which needs no TensorFlow."""
-    members = {"__doc__": ours.__doc__, "__module__": ours.__module__, "__reduce__": lambda self: (ours, self.args)}
-    return type(ours.__name__, (ours, theirs), members)
+    members = {"__doc__": base.__doc__, "__module__": base.__module__, "__reduce__": lambda self: (base, self.args)}
+    return type(base.__name__, (base, tensorflow_class), members)
 
 
 # The values of `Code` in tf_ops/base/status.h.

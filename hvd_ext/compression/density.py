@@ -1,16 +1,12 @@
-"""The number of elements that a density selects, and the density of each step.
+"""The density of each step.
 
-All ranks must compute the same numbers, in Python, in TensorFlow and in the engine. Therefore densities are IEEE
-doubles, and the rules here are the same as in tf_ops/engine.
+All ranks must compute the same densities, so these are IEEE doubles.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING
-
-from hvd_ext.errors import InvalidError
 
 if TYPE_CHECKING:
     from hvd_ext.compression.topk import TopK
@@ -22,68 +18,16 @@ AUTO_WINDOW_STEPS = 100
 AUTO_CHANGE = 0.5
 
 
-def count(density: float, elements: int) -> int:
-    """Return K(e), the number of elements that a density selects from the first e.
-
-    Args:
-        density: from 0 to 1.
-        elements: e, at least 0.
-
-    Returns:
-        floor(density * e + 0.5), computed in double precision.
-    """
-    return math.floor(density * elements + 0.5)
-
-
-def share(density: float, begin: int, end: int) -> int:
-    """Return the number of elements that a density selects from [begin, end) of a buffer.
-
-    Args:
-        density: from 0 to 1.
-        begin: the first element.
-        end: one past the last element.
-
-    Returns:
-        K(end) - K(begin), so that the numbers of the parts of a buffer add up to the number of the whole buffer.
-    """
-    return count(density, end) - count(density, begin)
-
-
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The density of each step.
-
-    Args:
-        firsts: the first step of each density, ascending, from 0.
-        densities: one density for each first step.
-    """
+    """The density of each step: one from each of the first steps on, which ascend from 0."""
 
     firsts: tuple[int, ...]
     densities: tuple[float, ...]
 
-    def at(self, step: int) -> float:
-        """Return the density of a step.
-
-        Args:
-            step: the number of update steps before it.
-
-        Raises:
-            InvalidError: the step is negative.
-        """
-        if step < 0:
-            raise InvalidError(f"density of step {step}: steps are counted from 0")
-        return self.densities[sum(first <= step for first in self.firsts) - 1]
-
 
 def schedule(options: TopK) -> Schedule:
-    """Make the schedule of densities for some options.
-
-    Args:
-        options: only density and warmup are used; for "auto" the schedule has the lower of its densities.
-
-    Returns:
-        The warm-up's densities, each for an equal part of its steps, and then the density.
-    """
+    """Make the schedule: the warm-up's densities for equal parts of its steps, then the one of `TopK`."""
     target = AUTO_DENSITIES[1] if options.density == "auto" else float(options.density)
     if options.warmup is None:
         return Schedule((0,), (target,))
@@ -104,7 +48,6 @@ class Auto:
     higher density, else the lower (Accordion, algorithm 1).
 
     Args:
-        window_steps: the number of steps in a window.
         densities: the higher density, then the lower.
         change: the relative change of the norm from which the higher density is used.
     """
@@ -112,13 +55,3 @@ class Auto:
     window_steps: int = AUTO_WINDOW_STEPS
     densities: tuple[float, float] = AUTO_DENSITIES
     change: float = AUTO_CHANGE
-
-    def next(self, old: float, new: float) -> float:
-        """Return the density of the next window.
-
-        Args:
-            old: the norm in the window before; negative if there is no such window.
-            new: the norm in the window that has ended.
-        """
-        critical = old < 0 or abs(old - new) >= self.change * old
-        return self.densities[0] if critical else self.densities[1]

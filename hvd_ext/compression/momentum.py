@@ -20,7 +20,6 @@ class Momentum:
 
     Args:
         value: the optimizer's momentum, at least 0 and below 1, where `now` gives none.
-        nesterov: whether the optimizer's momentum is Nesterov's.
     """
 
     value: float
@@ -47,7 +46,6 @@ class Momentum:
         """Measure this rank's gradients together with those of the other ranks; all ranks call it.
 
         Args:
-            variables: of the gradients.
             gradients: tensors, without decays and rates.
             reduced: reduces a float32 tensor over the ranks, as gradients are reduced.
 
@@ -60,17 +58,12 @@ class Momentum:
         """Keep what a step has measured for the rates of the next one.
 
         Args:
-            variables: those whose gradients were measured.
             measured: a number for each; 0: it is not known.
             ok: whether the step is applied, a boolean tensor; otherwise all stays as it was.
         """
 
     def give_back(self, velocities: Mapping[Any, NDArray[np.float32]]) -> None:
-        """Add velocities to the optimizer's slots.
-
-        Args:
-            velocities: by the variables' keys, of their shapes and on the scale of reduced gradients.
-        """
+        """Add velocities, by the variables' keys and on the scale of reduced gradients, to the slots."""
 
     def save(self, keys: Sequence[Any]) -> dict[str, NDArray[Any]]:
         """Copy what it keeps from step to step for the variables with these keys."""

@@ -86,23 +86,12 @@ SELECTORS: tuple[Selector, ...] = (
 
 
 def names(*, native: bool = False) -> tuple[str, ...]:
-    """List the names of the selectors.
-
-    Args:
-        native: list only the selectors of the native code, which error feedback and the engine can use.
-    """
+    """List the names of the selectors, or only those of the native code, for error feedback and the engine."""
     return tuple(selector.name for selector in SELECTORS if selector.number is not None or not native)
 
 
 def find(name: str) -> Selector:
-    """Find a selector by its name.
-
-    Args:
-        name: one of `names()`.
-
-    Raises:
-        InvalidError: there is no selector of this name.
-    """
+    """Find a selector by its name; `InvalidError` if there is no selector of this name."""
     for selector in SELECTORS:
         if selector.name == name:
             return selector

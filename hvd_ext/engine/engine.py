@@ -54,18 +54,7 @@ class Engine(PartialChannels):
         return bool(alone.value)
 
     def add_plan(self, rows: npt.NDArray[np.int64], units: int) -> int:
-        """Hand the rows of this rank to the engine, which checks them.
-
-        Args:
-            rows: int64 [n, 5] with the columns of tf_ops/plan/ir.def; n may be 0.
-            units: the number of equal units into which a buffer is divided.
-
-        Returns:
-            The plan's handle.
-
-        Raises:
-            InvalidError: the rows break a rule of tf_ops/plan/ir.def.
-        """
+        """Hand this rank's rows, int64 [n, 5] as in tf_ops/plan/ir.def, to the engine; may raise `InvalidError`."""
         rows = np.ascontiguousarray(rows, dtype=np.int64).reshape(-1, 5)
         handle = ctypes.c_int64()
         pointer = rows.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
@@ -73,14 +62,7 @@ class Engine(PartialChannels):
         return handle.value
 
     def remove_plan(self, plan: int) -> None:
-        """Forget a plan.
-
-        Args:
-            plan: from `add_plan`.
-
-        Raises:
-            InvalidError: a channel uses the plan, or it does not exist.
-        """
+        """Forget a plan; `InvalidError` if a channel uses the plan, or it does not exist."""
         _call("hvd_ext_plan_remove", plan)
 
     def exchange(self, name: str, payload: bytes) -> list[bytes]:
@@ -88,7 +70,6 @@ class Engine(PartialChannels):
 
         Args:
             name: the exchange's name, the same on all ranks; exchanges with the same name are matched in their order.
-            payload: this rank's bytes, of any length.
 
         Returns:
             The payloads, by rank.
@@ -108,12 +89,7 @@ class Engine(PartialChannels):
             native.load().hvd_ext_exchange_free(result)
 
     def refuse(self, name: str, why: str) -> None:
-        """Announce that this rank refuses a call, so that the ranks that make it get a mismatch instead of waiting.
-
-        Args:
-            name: the call's name.
-            why: this rank's error message.
-        """
+        """Announce that this rank refuses a call, so that the ranks that make it get a mismatch instead of waiting."""
         _call("hvd_ext_refuse", self.generation, name.encode(), why.encode())
 
     @property
@@ -122,11 +98,7 @@ class Engine(PartialChannels):
         return str(native.load().hvd_ext_between(self.generation).decode())
 
     def statistics(self) -> Statistics:
-        """Return the engine's counters.
-
-        Returns:
-            This rank's counters since the engine started.
-        """
+        """Return the engine's counters."""
         values = (ctypes.c_int64 * 5)()
         _call("hvd_ext_statistics", self.generation, values)
         return Statistics(*values)
@@ -137,9 +109,6 @@ def start_mpi(options: Options) -> Engine:
 
     Args:
         options: only the stall times, the window and the options of transports are used.
-
-    Returns:
-        The running engine.
 
     Raises:
         InvalidError: an engine runs already, or MPI was started without thread support or has been finalised.
@@ -153,18 +122,7 @@ def start_mpi(options: Options) -> Engine:
 
 
 def start_local(options: Options) -> Engine:
-    """Start the engine for one rank, without MPI.
-
-    Args:
-        options: only the stall times and the window are used.
-
-    Returns:
-        The running engine.
-
-    Raises:
-        InvalidError: an engine runs already.
-        NativeLibraryError: the native library cannot be used.
-    """
+    """Start the engine for one rank, without MPI; raises as `start_mpi`."""
     number = ctypes.c_int64()
     _call("hvd_ext_start_local", ctypes.byref(_config(options)), ctypes.byref(number))
     return Engine(number.value, 0, (0,))
@@ -174,10 +132,7 @@ def start_set(job: Engine, ranks: Sequence[int], number: int, options: Options) 
     """Start an engine for some ranks of the job; they all call this function, and start their sets in the same order.
 
     Args:
-        job: the job's running engine.
         ranks: the ranks in the job, ascending, each once; this rank is one of them.
-        number: the number of the process set, the same on its ranks.
-        options: only the stall times, the window and the options of transports are used.
 
     Returns:
         The running engine, in which this rank's number is its place in `ranks`.
@@ -187,18 +142,13 @@ def start_set(job: Engine, ranks: Sequence[int], number: int, options: Options) 
         CommunicationError: an MPI call failed.
     """
     engine, place = ctypes.c_int64(), ctypes.c_int32()
-    given = (native.int32s(ranks), len(ranks), number, ctypes.byref(_config(options)))
-    _call("hvd_ext_start_set", job.generation, *given, ctypes.byref(engine), ctypes.byref(place))
+    arguments = (native.int32s(ranks), len(ranks), number, ctypes.byref(_config(options)))
+    _call("hvd_ext_start_set", job.generation, *arguments, ctypes.byref(engine), ctypes.byref(place))
     return Engine(engine.value, place.value, ranks)
 
 
 def finish_mpi(failed: bool, code: int = 1) -> None:
-    """At process exit, finalise MPI if we started it, or end the whole job if this rank goes down alone.
-
-    Args:
-        failed: this rank goes down while the others go on, so `MPI_Abort` is called instead of `MPI_Finalize`.
-        code: the exit code of a job that is ended this way.
-    """
+    """At exit, finalise MPI if we started it; a rank that goes down alone (failed) ends the job by `MPI_Abort`."""
     native.load().hvd_ext_finish_mpi(int(failed), code)
 
 

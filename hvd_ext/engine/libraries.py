@@ -45,14 +45,7 @@ def once(load: Loader) -> Loader:
 
 
 def native_sources(package: Path = PACKAGE) -> Path | None:
-    """Find the folder with the native CMakeLists.txt.
-
-    Args:
-        package: the folder of the Python package.
-
-    Returns:
-        `tf_ops` of the source tree, or the copy in an installed package; None if there is neither.
-    """
+    """Find the folder with the native CMakeLists.txt: `tf_ops`, else the copy in an installed package, else None."""
     for folder in (package.parent / "tf_ops", package / "_native"):
         if (folder / "CMakeLists.txt").is_file():
             return folder

@@ -115,6 +115,8 @@ def load() -> ctypes.CDLL:
         NativeLibraryError: the library is missing, does not load, or is of another version; the message has the command
             that repairs it.
     """
+    from hvd_ext.planning import ir
+
     library = open_library(LIBRARY, "the native engine")
     try:
         for name, (result, arguments) in SIGNATURES.items():
@@ -125,20 +127,12 @@ def load() -> ctypes.CDLL:
             f"the native engine ({LIBRARY}) is of another version: {error}; {REBUILD_HINT}"
         ) from None
     _check_version("C interface", library.hvd_ext_abi_version(), ABI_VERSION)
-    _check_version("plan language", library.hvd_ext_plan_version(), _plan_version())
+    _check_version("plan language", library.hvd_ext_plan_version(), ir.VERSION)
     return library
 
 
 def call(name: str, *arguments: object) -> None:
-    """Call a function of the engine's library.
-
-    Args:
-        name: a key of `SIGNATURES` whose result is a status.
-        *arguments: as its signature says.
-
-    Raises:
-        HvdExtError: the call failed; the status decides the class, and the message is the engine's.
-    """
+    """Call a function of `SIGNATURES` that returns a status; raise the status' class with the engine's message."""
     library = load()
     code = getattr(library, name)(*arguments)
     if code:
@@ -156,18 +150,7 @@ def int32s(values: Sequence[int]) -> ctypes.Array[ctypes.c_int32]:
 
 
 def open_library(path: Path, what: str) -> ctypes.CDLL:
-    """Load a shared library; if that fails, the error says why and what to do.
-
-    Args:
-        path: the library.
-        what: the library's description, for the message.
-
-    Returns:
-        The loaded library.
-
-    Raises:
-        NativeLibraryError: the library is missing or does not load.
-    """
+    """Load a shared library; `NativeLibraryError`, with what to do, if it is missing or does not load."""
     if not path.exists():
         raise NativeLibraryError(
             f"{what} ({path}) is missing: it has not been built for this installation; {REBUILD_HINT}"
@@ -187,9 +170,3 @@ def _check_version(what: str, seen: int, expected: int) -> None:
             f"the native engine ({LIBRARY}) is of another version: its {what} has version {seen}, "
             f"this package needs {expected}; {REBUILD_HINT}"
         )
-
-
-def _plan_version() -> int:
-    from hvd_ext.planning import ir
-
-    return int(ir.VERSION)

@@ -29,7 +29,6 @@ class Window:
     """The versions of another package with which this package works.
 
     Attributes:
-        package: the package's name in messages.
         oldest: the oldest version that the tests pass on.
         newest: the newest release line that the tests pass on, without the last number.
         broken_below: versions below this one are known to break something.
@@ -44,9 +43,6 @@ class Window:
 
     def judge(self, version: str) -> tuple[str, str]:
         """Judge whether a version works.
-
-        Args:
-            version: the package's own version text, such as "2.21.0".
 
         Returns:
             "ok" with an empty text, or "warning" or "error" with a text that says what is wrong. A version without
@@ -73,17 +69,13 @@ WINDOWS = {
         "Keras", "3.8", "3.15", "3.5", "before 3.5 it clips every gradient before it is accumulated, and not their sum"
     ),
 }
-_said: set[str] = set()  # what this process has been warned of
+_logged: set[str] = set()  # what this process has been warned of
 
 
 def check(name: str, version: str) -> None:
     """Check a version against its window, when the package is first used.
 
     A version outside of the window that is not known to break anything is logged as a warning, once per process.
-
-    Args:
-        name: a key of `WINDOWS`.
-        version: the package's own version text.
 
     Raises:
         InvalidError: the version is known to break something.
@@ -93,15 +85,15 @@ def check(name: str, version: str) -> None:
         from hvd_ext.errors import InvalidError
 
         raise InvalidError(words)
-    if verdict == "warning" and words not in _said:
-        _said.add(words)
+    if verdict == "warning" and words not in _logged:
+        _logged.add(words)
         logging.getLogger("hvd_ext").warning("%s", words)
 
 
 def numbers(version: str) -> tuple[int, ...]:
     """Return the numbers that a version begins with: (2, 21, 0) for "2.21.0-rc1"; empty if there are none."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def pip(*requirements: str) -> str:

@@ -17,19 +17,11 @@ if TYPE_CHECKING:
     from hvd_ext.planning.layout import Layout
 
 MOST_HOSTS = 4
-_said: set[str] = set()  # what this process has said; init() after shutdown() does not repeat it
+_logged: set[str] = set()  # what this process has said; init() after shutdown() does not repeat it
 
 
 def job_line(hosts: Sequence[str], between: str = "") -> str:
-    """Describe which version runs on which hosts.
-
-    Args:
-        hosts: the host name of each rank.
-        between: what carries data between the hosts, such as "TCP".
-
-    Returns:
-        A line such as "version 0.1.0, 4 ranks on 2 hosts: a (2), b (2); TCP between hosts".
-    """
+    """Describe version and hosts, as in "version 0.1.0, 4 ranks on 2 hosts: a (2), b (2); TCP between hosts"."""
     counts = Counter(hosts)
     named = [f"{host} ({count})" for host, count in list(counts.items())[:MOST_HOSTS]]
     more = f" and {len(counts) - MOST_HOSTS} more" if len(counts) > MOST_HOSTS else ""
@@ -39,27 +31,19 @@ def job_line(hosts: Sequence[str], between: str = "") -> str:
 
 
 def optimizer_line(name: str, layout: Layout, options: GradientOptions) -> str:
-    """Describe how the gradients of an optimizer travel, and why.
-
-    Args:
-        name: the optimizer's channel.
-        layout: the layout of the optimizer's steps.
-        options: how the gradients are reduced.
-
-    Returns:
-        A line with the number of buckets, the algorithms, why the largest bucket has its algorithm, TopK, and what
-        steps wait for.
-    """
+    """Describe an optimizer's buckets, their algorithms (of the largest with the reason), TopK, and partial steps."""
     if layout.largest is None:
         return f"{name}: no rank has a gradient to reduce"
     text = f"{name}: {_many(len(layout.buckets), 'bucket')}, {sum(layout.nbytes) / 1e6:.3g} MB of gradients"
     counts = Counter(bucket.choice.algorithm for bucket in layout.buckets if bucket.choice is not None)
     if layout.largest.choice is not None:
-        names = [one if len(counts) == 1 else f"{one} ({count})" for one, count in counts.most_common()]
+        names = [
+            algorithm if len(counts) == 1 else f"{algorithm} ({count})" for algorithm, count in counts.most_common()
+        ]
         text += f"; algorithm {', '.join(names)}: {layout.largest.choice.why}"
     topk = options.topk
     if topk is not None:
-        selecting = sum(one.selection is not None and one.selection.dense_above > 0 for one in layout.buckets)
+        selecting = sum(bucket.selection is not None and bucket.selection.dense_above > 0 for bucket in layout.buckets)
         text += f"; {topk.label} in {_many(selecting, 'bucket')}"
         text += "" if topk.until is None else f" until update step {topk.until}"
     if options.partial:
@@ -72,13 +56,9 @@ def say(job: Runtime, line: str) -> None:
     """Print a line once, on rank 0 of several ranks, unless `Options.quiet` is set.
 
     The line goes to the logger if that is enabled for INFO, and to stderr otherwise.
-
-    Args:
-        job: the runtime of the ranks that take part.
-        line: the text.
     """
-    if job.engine.rank == 0 and job.engine.size > 1 and not job.options.quiet and line not in _said:
-        _said.add(line)
+    if job.engine.rank == 0 and job.engine.size > 1 and not job.options.quiet and line not in _logged:
+        _logged.add(line)
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s", line)
         else:

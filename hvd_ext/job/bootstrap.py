@@ -17,19 +17,7 @@ if TYPE_CHECKING:
 
 
 def joined(running: engine.Engine, settings: options.Options, comm: Any) -> runtime.Runtime:
-    """Compare the options of all ranks, and find the hosts.
-
-    Args:
-        running: the job's engine.
-        settings: this rank's options.
-        comm: the argument of `init` that says which ranks take part.
-
-    Returns:
-        The job.
-
-    Raises:
-        InvalidError, TopologyError, MismatchError, CommunicationError: see `hvd_ext.job.process.init`.
-    """
+    """Compare the options of all ranks, and find the hosts; raises what `hvd_ext.job.process.init` raises."""
     tree: Tree | None = None
 
     def about() -> dict[str, Any]:
@@ -59,8 +47,8 @@ def joined(running: engine.Engine, settings: options.Options, comm: Any) -> runt
     if tree is None:
         from hvd_ext.job import network
 
-        found = network.of_job(running, hosts, settings)
-        return runtime.Runtime(running, found.tree, settings, hosts, found)
+        network_of_job = network.of_job(running, hosts, settings)
+        return runtime.Runtime(running, network_of_job.tree, settings, hosts, network_of_job)
     return runtime.Runtime(running, tree, settings, hosts)
 
 

@@ -49,33 +49,18 @@ class Stamps:
     machine: str
 
 
-def estimate(mine: Stamps, root: Stamps) -> Clock:
-    """Bound the offset between two clocks.
-
-    Args:
-        mine: the stamps of this rank.
-        root: the stamps of rank 0, for the same exchanges.
-
-    Returns:
-        The estimate; its offset and uncertainty are 0 if both ranks read the clock of one machine.
-    """
-    low = max(a - e for a, e in zip(mine.announced, root.ended, strict=True))
-    high = min(e - a for e, a in zip(mine.ended, root.announced, strict=True))
+def estimate(local: Stamps, root: Stamps) -> Clock:
+    """Bound a clock's offset by stamps of the same exchanges on rank 0; 0 if both read the clock of one machine."""
+    low = max(a - e for a, e in zip(local.announced, root.ended, strict=True))
+    high = min(e - a for e, a in zip(local.ended, root.announced, strict=True))
     # A container may have its own clock; then 0 lies outside of the bounds.
-    if mine.machine and mine.machine == root.machine and low <= 0 <= high:
+    if local.machine and local.machine == root.machine and low <= 0 <= high:
         return Clock(0, 0)
     return Clock((low + high) // 2, (high - low + 1) // 2)
 
 
 def measure(engine: Engine) -> Clock:
-    """Compare this rank's clock with rank 0's; all ranks call this function.
-
-    Args:
-        engine: the running engine.
-
-    Returns:
-        This rank's clock.
-    """
+    """Compare this rank's clock with rank 0's; all ranks call this function."""
     announced, ended = [], []
     for _ in range(EXCHANGES):
         announced.append(time.monotonic_ns())

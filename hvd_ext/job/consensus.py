@@ -24,7 +24,6 @@ def exchange(engine: Engine, name: str, make: Callable[[], Any]) -> list[Any]:
     """Send a value to all ranks and receive theirs; an error on one rank is raised on all, so that no rank waits.
 
     Args:
-        engine: the running engine.
         name: the exchange's name, for messages; the same on all ranks.
         make: returns this rank's value, which JSON must be able to hold.
 
@@ -37,39 +36,28 @@ def exchange(engine: Engine, name: str, make: Callable[[], Any]) -> list[Any]:
             `HvdExtError`.
         CommunicationError: a peer is gone or stayed away.
     """
-    own: Exception | None = None
+    failure: Exception | None = None
     try:
         message: dict[str, Any] = {"value": make()}
     except Exception as error:  # whatever the error is, the other ranks must learn of it
-        own = error
+        failure = error
         message = {"error": type(error).__name__, "text": str(error)}
     payload = json.dumps(message).encode()
     answers = [json.loads(answer) for answer in engine.exchange(name, payload)]
     failed = [(rank, answer) for rank, answer in enumerate(answers) if "error" in answer]
     if not failed:
         return [answer["value"] for answer in answers]
-    if own is not None and not isinstance(own, HvdExtError):
-        raise own
+    if failure is not None and not isinstance(failure, HvdExtError):
+        raise failure
     rank, answer = failed[0]
     exception = getattr(errors, answer["error"], None)
     if isinstance(exception, type) and issubclass(exception, HvdExtError):
-        raise exception(_with_rank(engine.ranks[rank], answer["text"], len(answers))) from own
-    raise HvdExtError(f"{name}: rank {engine.ranks[rank]} failed with {answer['error']}: {answer['text']}") from own
+        raise exception(_with_rank(engine.ranks[rank], answer["text"], len(answers))) from failure
+    raise HvdExtError(f"{name}: rank {engine.ranks[rank]} failed with {answer['error']}: {answer['text']}") from failure
 
 
 def place_of_root(engine: Engine, root_rank: object) -> int:
-    """Find the root that a user named among the ranks that take part.
-
-    Args:
-        engine: the engine of the ranks that take part.
-        root_rank: the root's rank in the job, even where a process set takes part.
-
-    Returns:
-        The root's place among these ranks.
-
-    Raises:
-        InvalidError: the root is not one of these ranks.
-    """
+    """Return the place of a root, a rank of the job, among the ranks of an engine; `InvalidError` if it has none."""
     if isinstance(root_rank, int) and not isinstance(root_rank, bool) and root_rank in engine.ranks:
         return engine.ranks.index(root_rank)
     words = f"a rank, 0 to {engine.size - 1}"
@@ -82,7 +70,6 @@ def check_same(subject: str, values: Sequence[dict[str, Any]], ranks: Sequence[i
     """Check that all ranks have equal values under equal keys.
 
     Args:
-        subject: the beginning of the error message.
         values: one flat dictionary per rank.
         ranks: the ranks' numbers in the job, for a process set; None for 0, 1, ...
 
@@ -106,9 +93,7 @@ def check_tensors(subject: str, lists: Sequence[Sequence[Sequence[str]]], ranks:
     variables of a model that was loaded from a file lack the model's name in front.
 
     Args:
-        subject: the beginning of the error message.
         lists: for each rank the tensors as pairs (name, dtype and shape as text).
-        ranks: see `check_same`.
 
     Raises:
         MismatchError: two tensors differ; the message has the first tensor that differs, the first rank that differs
@@ -151,20 +136,12 @@ def unnumbered(name: str) -> str:
 
 def numbers(name: str) -> list[int]:
     """Return the number that Keras has appended to each part of a variable's name; 0 where it has not."""
-    found = [_NUMBER.findall(part) for part in name.split("/")]
-    return [int(last[-1][1:]) if last else 0 for last in found]
+    suffixes = [_NUMBER.findall(part) for part in name.split("/")]
+    return [int(last[-1][1:]) if last else 0 for last in suffixes]
 
 
 def alike(name: str, other: str) -> bool:
-    """Compare the names of two variables or slots, without what Keras adds to them.
-
-    Args:
-        name: such as "model/dense_20/kernel".
-        other: such as "dense/kernel".
-
-    Returns:
-        Whether they mean the same.
-    """
+    """Whether two names, such as "model/dense_20/kernel" and "dense/kernel", mean the same variable or slot."""
     parts, others = (unnumbered(text).split("/")[-2:] for text in (name, other))
     return len(parts) == len(others) and all(
         f"_{part}".endswith(f"_{same}") or f"_{same}".endswith(f"_{part}")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Mapping
 
 from hvd_ext import options
 from hvd_ext.errors import CommunicationError, InvalidError
+from hvd_ext.job.log import logger
 from hvd_ext.options import environment
 
-logger = logging.getLogger("hvd_ext")
-_said: set[str] = set()  # what this process has been warned of
+_logged: set[str] = set()  # what this process has been warned of
 
 # variable with the number of ranks -> who sets it
 _SIZES = {
@@ -42,9 +41,6 @@ class Launch:
 def examine(environ: Mapping[str, str]) -> Launch:
     """Find out how the process was started.
 
-    Args:
-        environ: the environment.
-
     Returns:
         The launch; without a launcher `mpi` is false and the job has one rank.
 
@@ -69,16 +65,7 @@ def examine(environ: Mapping[str, str]) -> Launch:
 
 
 def check_size(launch: Launch, size: int) -> None:
-    """Check that MPI has as many ranks as the launcher started.
-
-    Args:
-        launch: from `examine`.
-        size: MPI's number of ranks.
-
-    Raises:
-        CommunicationError: the numbers differ, most often because the launcher belongs to another MPI than the one that
-            the native library was built with.
-    """
+    """Raise `CommunicationError` unless MPI has as many ranks as the launcher started: it may be another MPI's."""
     if launch.size is not None and launch.size != size:
         if launch.by.startswith("srun"):
             raise CommunicationError(
@@ -94,27 +81,16 @@ def check_size(launch: Launch, size: int) -> None:
 
 
 def warn_of_unheeded(environ: Mapping[str, str], rank: int) -> None:
-    """Warn of Horovod's variables that have no effect here; only rank 0 does, once for each variable and process.
-
-    Args:
-        environ: the environment.
-        rank: this process's rank.
-    """
+    """Warn of Horovod's variables that have no effect here; only rank 0 does, once for each variable and process."""
     for setting, why in environment.unheeded(environ) if rank == 0 else ():
-        if setting not in _said:
-            _said.add(setting)
+        if setting not in _logged:
+            _logged.add(setting)
             logger.warning("environment variable %s has no effect in hvd_ext: %s", setting, why)
 
 
-def warn_of_unread(given: options.Options, environ: Mapping[str, str], rank: int) -> None:
-    """Warn on rank 0 of variables that are not read because `init` was given `Options`.
-
-    Args:
-        given: the options.
-        environ: the environment.
-        rank: this process's rank.
-    """
-    names = options.unread(given, environ) if rank == 0 else []
+def warn_of_unread(settings: options.Options, environ: Mapping[str, str], rank: int) -> None:
+    """Warn on rank 0 of variables that are not read because `init` was given `Options`."""
+    names = options.unread(settings, environ) if rank == 0 else []
     if names:
         logger.warning(
             "init was given Options, so it does not read %s; hvd_ext.options.from_environment().replace(...) gives the "
@@ -124,10 +100,10 @@ def warn_of_unread(given: options.Options, environ: Mapping[str, str], rank: int
 
 
 def _mpi_launch(environ: Mapping[str, str]) -> Launch:
-    for variable, who in _SIZES.items():
+    for variable, launcher in _SIZES.items():
         text = environ.get(variable, "")
         if text.isdigit():
-            return Launch(True, int(text), f"{who}, {variable}={text}")
+            return Launch(True, int(text), f"{launcher}, {variable}={text}")
     for variable in _MARKS:
         if variable in environ:
             return Launch(True, None, f"a launcher that sets {variable}")

@@ -13,12 +13,7 @@ _rank = {"words": ""}  # "[rank 1] " in a job of several ranks
 
 
 def set_rank(rank: int, size: int) -> None:
-    """Put the rank in front of every line from now on, if the job has several ranks.
-
-    Args:
-        rank: this process's rank.
-        size: the number of ranks.
-    """
+    """Put the rank in front of every line from now on, if the job has several ranks."""
     _rank["words"] = f"[rank {rank}] " if size > 1 else ""
 
 
@@ -28,20 +23,12 @@ def several() -> bool:
 
 
 def line(text: str) -> str:
-    """Return a line in the form that the engine uses too, "hvd_ext: [rank 1] ...".
-
-    Args:
-        text: the message.
-    """
+    """Return a line in the form that the engine uses too, "hvd_ext: [rank 1] ..."."""
     return f"hvd_ext: {_rank['words']}{text}\n"
 
 
 def write(text: str) -> None:
-    """Write to stderr in one piece, so that nothing that other ranks write to the same terminal comes in between.
-
-    Args:
-        text: whole lines.
-    """
+    """Write to stderr in one piece, so that nothing that other ranks write to the same terminal comes in between."""
     if sys.stderr is None:
         return
     with contextlib.suppress(OSError, ValueError):  # stderr is closed, so there is no place for a message

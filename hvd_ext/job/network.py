@@ -25,7 +25,6 @@ class Network:
     """The links of a job, and where they come from.
 
     Args:
-        tree: the cluster.
         source: `ASSUMED`, `KEPT` or `MEASURED`.
         line: the same in words, for the banner; empty if the links are assumed as they have been asked for.
         seconds: how long it took to measure; 0 if nothing was measured.
@@ -40,12 +39,7 @@ class Network:
 
 
 def wanted(options: Options, size: int) -> bool:
-    """Whether a job measures its links: something is left to choose, no topology was given, and it is not switched off.
-
-    Args:
-        options: the options of the job.
-        size: its number of ranks.
-    """
+    """Whether a job measures its links: no topology was given, something is left to choose, and `probe` allows it."""
     left = options.algorithm == "auto" or (options.replan_every > 0 and not is_file(options.buckets))
     return options.topology is None and options.probe != "off" and left and size > 1
 
@@ -54,14 +48,6 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
     """Find the links of a job without a topology; all ranks call this function, and get the same answer.
 
     A probe that fails costs a warning: the job goes on with the assumed links.
-
-    Args:
-        engine: the job's running engine.
-        hosts: the host name of each rank.
-        options: the options of the job.
-
-    Returns:
-        The links.
     """
     if not wanted(options, engine.size):
         return Network(from_hosts(hosts))
@@ -71,8 +57,8 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
         # Only rank 0 looks, because hosts may have different files.
         if engine.rank != 0 or options.probe == "refresh":
             return None
-        found = probe_cache.find(key, probe_cache.folder(options))
-        return None if found is None else (write.text(found[0]), found[1])
+        entry = probe_cache.find(key, probe_cache.folder(options))
+        return None if entry is None else (write.text(entry[0]), entry[1])
 
     answer = consensus.exchange(engine, "network", kept)[0]
     if answer is not None:
@@ -86,9 +72,9 @@ def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[
     from hvd_ext.job import probe
 
     error = ""
-    found: probe.Measured | None = None
+    probed: probe.Measured | None = None
     try:
-        found = probe.measure(engine, hosts, options)
+        probed = probe.measure(engine, hosts, options)
     except HvdExtError as failed:
         error = str(failed) or type(failed).__name__
     except (OSError, ValueError, ArithmeticError, MemoryError) as failed:
@@ -97,10 +83,14 @@ def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[
     answers = consensus.exchange(
         engine,
         "network",
-        lambda: {"error": error, "text": write.text(found.tree) if found else "", "s": found.seconds if found else 0.0},
+        lambda: {
+            "error": error,
+            "text": write.text(probed.tree) if probed else "",
+            "s": probed.seconds if probed else 0.0,
+        },
     )
     failures = [(rank, answer["error"]) for rank, answer in enumerate(answers) if answer["error"]]
-    if failures or found is None:
+    if failures or probed is None:
         if engine.rank == 0:
             rank, words = failures[0]
             log.logger.warning(
@@ -114,18 +104,11 @@ def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[
     if engine.rank == 0:
         probe_cache.keep(key, tree, probe_cache.folder(options))
     seconds = float(answers[0]["s"])  # ranks that act on it must have the same
-    return Network(tree, MEASURED, f"{describe(tree)}; measured in {seconds:.2g} s", seconds, found.curves)
+    return Network(tree, MEASURED, f"{describe(tree)}; measured in {seconds:.2g} s", seconds, probed.curves)
 
 
 def describe(tree: Tree) -> str:
-    """Describe the links of a cluster in one line.
-
-    Args:
-        tree: hosts, or one host.
-
-    Returns:
-        A line such as "between hosts 95.6 Mbit/s and 41 us (h3: 47.8 Mbit/s), in hosts 16.3 Gbit/s and 1.2 us".
-    """
+    """Describe a cluster's links, as in "between hosts 95.6 Mbit/s and 41 us, in hosts 16.3 Gbit/s and 1.2 us"."""
     one_host = len(tree.hosts()) == 1
     parts = []
     if not one_host:

@@ -28,19 +28,11 @@ _claimed = ""  # the mark of this process
 
 
 def claim(environ: MutableMapping[str, str]) -> None:
-    """Mark this process as the rank, for the processes that it will start.
-
-    Args:
-        environ: the environment, which a launcher has given.
-
-    Raises:
-        InvalidError: another process has marked itself as this rank, or this process has before it replaced its
-            program.
-    """
+    """Mark this process as the rank; `InvalidError` if another process, or its program before an exec, is the rank."""
     global _claimed
     launch = "/".join(environ.get(name, "") for name in _LAUNCH)
-    process, _, theirs = environ.get(MARK, "").partition(" ")
-    if theirs == launch and (environ[MARK] != _claimed or process != str(os.getpid())):
+    process, _, marked = environ.get(MARK, "").partition(" ")
+    if marked == launch and (environ[MARK] != _claimed or process != str(os.getpid())):
         raise refusal(rank_of(environ), process)
     _claimed = environ[MARK] = f"{os.getpid()} {launch}"
 
@@ -51,14 +43,7 @@ def rank_of(environ: Mapping[str, str]) -> str:
 
 
 def refuse_fork(what: str) -> None:
-    """Raise if this process was forked from one in which hvd_ext runs.
-
-    Args:
-        what: the name of the call.
-
-    Raises:
-        InvalidError: it was.
-    """
+    """Raise `InvalidError` if this process was forked from one in which hvd_ext runs."""
     job = runtime.current_or_none()
     if job is not None and job.process != os.getpid():
         raise InvalidError(
@@ -74,29 +59,28 @@ def refusal(rank: str, other: str) -> InvalidError:
     another, with the same error, for ever.
 
     Args:
-        rank: the rank.
         other: the number of the process that is the rank.
     """
-    own = os.getpid()
-    if other == str(own):
+    pid = os.getpid()
+    if other == str(pid):
         return InvalidError(
-            f"init: process {own} started MPI as rank {rank}, then replaced its program (exec), and MPI starts once in "
+            f"init: process {pid} started MPI as rank {rank}, then replaced its program (exec), and MPI starts once in "
             "a process: call exec before init()"
         )
-    said = (
-        f"init: process {own} has the MPI environment of rank {rank}, which is process {other}: a rank is one process"
+    text = (
+        f"init: process {pid} has the MPI environment of rank {rank}, which is process {other}: a rank is one process"
     )
     current = multiprocessing.current_process()
     if not getattr(current, "_inheriting", False):  # multiprocessing does not import the main module now
         return InvalidError(
-            f"{said}; do not call init() in a child of the rank, or in a program that follows another under the same "
+            f"{text}; do not call init() in a child of the rank, or in a program that follows another under the same "
             "launcher; a child that is to be a job of its own needs an environment without the launcher's variables "
             "(OMPI_*, PMIX_*, PMI_*), a program that follows needs an mpirun of its own"
         )
-    said += '; multiprocessing imports the main module in each child: put init() below `if __name__ == "__main__":`'
+    text += '; multiprocessing imports the main module in each child: put init() below `if __name__ == "__main__":`'
     if "PoolWorker" in current.name and other.isdigit():
-        said += f"; process {other} is interrupted, because its pool would replace this worker by another for ever"
-        log.write(log.line(said))  # the pool ends this process at once
+        text += f"; process {other} is interrupted, because its pool would replace this worker by another for ever"
+        log.write(log.line(text))  # the pool ends this process at once
         with contextlib.suppress(OSError):
             os.kill(int(other), signal.SIGINT)
-    return InvalidError(said)
+    return InvalidError(text)

@@ -30,18 +30,7 @@ class NotOwnedError(OSError):
 
 
 def open_folder(path: Path) -> int:
-    """Open a folder that belongs to this user and has the mode 0700.
-
-    Args:
-        path: the folder; a path whose last part is a link is refused.
-
-    Returns:
-        A descriptor.
-
-    Raises:
-        NotOwnedError: the folder belongs to another user or has another mode, or the path is no folder.
-        OSError: the folder does not exist.
-    """
+    """Open this user's folder of mode 0700, not a link to it; `NotOwnedError` for another, `OSError` if missing."""
     descriptor = _open(path, os.O_RDONLY | os.O_DIRECTORY, stat.S_IFDIR)
     mode = stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o777  # without the set-group-ID bit, which folders inherit
     if mode != _PRIVATE:
@@ -54,12 +43,8 @@ def open_file(name: str, folder: int, flags: int) -> int:
     """Open a file that belongs to this user; never blocks.
 
     Args:
-        name: the file's name in the folder.
         folder: from `open_folder`.
         flags: as for `os.open`, with O_CREAT if the file may be created.
-
-    Returns:
-        A descriptor.
 
     Raises:
         NotOwnedError: the file is not a regular one, or belongs to another user.

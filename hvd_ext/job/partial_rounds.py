@@ -14,16 +14,10 @@ if TYPE_CHECKING:
 
 
 def say(job: Runtime) -> None:
-    """Say it of the channels that are open, before the engine stops: rank 0 sums up, each rank warns for itself.
-
-    Args:
-        job: the job that ends; its process sets count too.
-    """
-    of_sets = [one._runtime for one in job.process_sets.values()]
-    for owner in (job, *of_sets):
-        if owner is not None:
-            with contextlib.suppress(HvdExtError):  # of an engine that has failed
-                _say_of_channels(owner)
+    """Sum up on rank 0, and warn on each rank, of the open channels of an ending job and of its process sets."""
+    for owner in (job, *job.subsets.values()):
+        with contextlib.suppress(HvdExtError):  # of an engine that has failed
+            _say_of_channels(owner)
 
 
 def _say_of_channels(owner: Runtime) -> None:
@@ -31,27 +25,27 @@ def _say_of_channels(owner: Runtime) -> None:
     for handle, channel in engine.open_channels().items():
         if not channel.is_partial:
             continue
-        known = engine.rounds(handle)
-        summary = rounds.of_engine(known, engine.rank, engine.ranks)
+        recorded = engine.rounds(handle)
+        summary = rounds.of_engine(recorded, engine.rank, engine.ranks)
         if summary is not None:
             banner.say(owner, f"{channel.name}: {summary.line()}")
         if engine.holds(handle):
-            given = int(known.arrived[-1, engine.rank]) if len(known.arrived) else 0
-            log.logger.warning("%s: %s", channel.name, lost(given, engine.progress(handle).step))
+            newest = int(recorded.arrived[-1, engine.rank]) if len(recorded.arrived) else 0
+            log.logger.warning("%s: %s", channel.name, lost(newest, engine.progress(handle).step))
 
 
-def lost(given: int, step: int) -> str:
+def lost(sent: int, step: int) -> str:
     """Say which gradients of this rank are lost.
 
     Args:
-        given: the newest step whose gradient was in a round.
+        sent: the newest step whose gradient was in a round.
         step: the newest step of this rank.
 
     Returns:
         The words of a warning; without numbers if what is held is older: of a round that was not finite, or of a
         checkpoint.
     """
-    steps = f"of step {step}" if step == given + 1 else f"of steps {given + 1} to {step}" if step > given else "it held"
+    steps = f"of step {step}" if step == sent + 1 else f"of steps {sent + 1} to {step}" if step > sent else "it held"
     return (
         f"it ends, and gradients {steps} on this rank were in no round and are lost; call hvd_ext.flush(optimizer) "
         "before the last step"

@@ -67,13 +67,7 @@ PATIENCE_S = 20.0
 
 @dataclass(frozen=True)
 class Measured:
-    """What the ranks have measured.
-
-    Args:
-        tree: the cluster with its links and costs.
-        curves: times over the size, in hosts and between hosts, with the fitted lines.
-        seconds: how long it took.
-    """
+    """What the ranks have measured; curves are times over the size, in and between hosts, with the fitted lines."""
 
     tree: Tree
     curves: tuple[Curve, ...]
@@ -82,12 +76,7 @@ class Measured:
 
 @dataclass
 class Stand:
-    """Where plans are timed; all ranks use it alike.
-
-    Args:
-        engine: the engine of all ranks.
-        times: what this rank has measured, by the name of the series.
-    """
+    """Where plans are timed, alike on all ranks; `times` has this rank's samples by the name of the series."""
 
     engine: engines.Engine
     times: Times = field(default_factory=dict)
@@ -106,11 +95,6 @@ class Stand:
         """Time the steps of a plan, after a first one that is not counted.
 
         Args:
-            name: of the series.
-            plan: the plan of all ranks.
-            nbytes: the size of the buffer.
-            segment_nbytes: the grain of pipelining.
-            samples: the number of samples.
             steps: the number of steps of a sample, one after the other; the sample is their mean.
             dense: the companion of a plan that selects; None for a dense plan.
         """
@@ -119,8 +103,8 @@ class Stand:
         bucket = BucketLayout("float32", (0,), 0, plan, segment_nbytes, selection=selection, dense=dense)
         handles: list[int] = []
 
-        def handle_of(one: LogicalPlan) -> int:
-            handles.append(self.engine.add_plan(lower.rows_of(one, self.engine.rank), one.units))
+        def handle_of(logical: LogicalPlan) -> int:
+            handles.append(self.engine.add_plan(lower.rows_of(logical, self.engine.rank), logical.units))
             return handles[-1]
 
         channel = self.engine.open_channel("probe", Layout((tensor,), (bucket,)), handle_of)
@@ -136,22 +120,22 @@ class Stand:
 
         self.engine.exchange("probe", b"")
         step()
-        found = []
+        series = []
         for _ in range(samples):
             begin = time.perf_counter()
             for _ in range(steps):
                 step()
-            found.append((time.perf_counter() - begin) / steps)
+            series.append((time.perf_counter() - begin) / steps)
         step()  # no rank leaves while another one still measures
         self.engine.close_channel(channel)
         for handle in handles:
             self.engine.remove_plan(handle)
-        self.times[name] = found
+        self.times[name] = series
 
     def gathered(self) -> list[Times]:
         """Give what each rank has measured, the same on all ranks; new series may follow."""
-        mine = {name: [rounded(one) for one in seconds] for name, seconds in self.times.items()}
-        return consensus.exchange(self.engine, "probe", lambda: mine)
+        times = {name: [rounded(second) for second in seconds] for name, seconds in self.times.items()}
+        return consensus.exchange(self.engine, "probe", lambda: times)
 
 
 def _of(seen: Sequence[Times], name: str) -> float:
@@ -162,34 +146,22 @@ def _of(seen: Sequence[Times], name: str) -> float:
 
 
 def measure(job: engines.Engine, hosts: Sequence[str], options: Options) -> Measured:
-    """Measure the links of a job; all ranks call this function, and get the same answer.
-
-    Args:
-        job: the job's running engine.
-        hosts: the host name of each rank.
-        options: the options of the job.
-
-    Returns:
-        The cluster with its links.
-
-    Raises:
-        HvdExtError: it failed on some rank; the job's engine goes on.
-    """
+    """Measure a job's links; all ranks call it and get the same answer or `HvdExtError`. The job's engine stays."""
     begin = time.perf_counter()
     # What carries the job's data between hosts carries the probe's; nothing is looked for again.
     options = options.replace(transport="tcp" if job.inter_host_transport == "TCP" else "mpi", stall_fatal_s=PATIENCE_S)
     engine = engines.start_set(job, range(job.size), 0, options)
-    whole = False
+    complete = False
     try:
         names: dict[str, list[int]] = {}
         for rank, host in enumerate(hosts):
             names.setdefault(host, []).append(rank)
         stand = Stand(engine)
-        found = _measured(stand, tuple(names), tuple(map(tuple, names.values())))
-        whole = True
+        links = _measured(stand, tuple(names), tuple(map(tuple, names.values())))
+        complete = True
     finally:
-        engine.stop(together=whole)
-    return Measured(*found, time.perf_counter() - begin)
+        engine.stop(together=complete)
+    return Measured(*links, time.perf_counter() - begin)
 
 
 def _measured(stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...]]) -> tuple[Tree, tuple[Curve, ...]]:
@@ -206,28 +178,28 @@ def _measured(stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...
     handover = Link(handed[0][1], 0.0)
     most = max(len(ranks) for ranks in hosts)
     # Of the smallest size most of the time is latency.
-    whole = [(TINY_NBYTES, handover.alpha_s), *((nbytes, _whole_s(seen, nbytes)) for nbytes in sizes[1:])]
-    cached, factor = knee(slopes(whole)) if len(sizes) > 1 else (0, 1.0)
+    times = [(TINY_NBYTES, handover.alpha_s), *((nbytes, _whole_s(seen, nbytes)) for nbytes in sizes[1:])]
+    cached, factor = knee(slopes(times)) if len(sizes) > 1 else (0, 1.0)
     cached += 1
     cache_nbytes = float(np.sqrt(sizes[cached - 1] * sizes[cached])) if cached < len(sizes) else 0.0
     sizes = sizes[:cached]
     handover = Link(handover.alpha_s, middle(slopes(handed[: 1 + cached])))
     inside = [_inside([seen[rank] for rank in ranks], sizes, len(ranks), most, handover) for ranks in hosts]
-    links = [one.link for one in inside if one is not None]
+    links = [host.link for host in inside if host is not None]
     betas = levelled([link.beta_s_per_byte for link in links])
     curves = []
     shared = iter(Link(float(np.median([link.alpha_s for link in links])), beta) for beta in betas)
-    found = [SHARED_MEMORY if one is None else next(shared) for one in inside]
-    gamma = float(np.median([one.gamma_s_per_byte for one in inside if one is not None] or [0.0]))
-    message_s = float(np.median([one.message_s for one in inside if one is not None] or [0.0]))
+    links_of_hosts = [SHARED_MEMORY if host is None else next(shared) for host in inside]
+    gamma = float(np.median([host.gamma_s_per_byte for host in inside if host is not None] or [0.0]))
+    message_s = float(np.median([host.message_s for host in inside if host is not None] or [0.0]))
     if links:
-        slowest = max((one for one in inside if one is not None), key=lambda one: one.link.beta_s_per_byte)
+        slowest = max((host for host in inside if host is not None), key=lambda host: host.link.beta_s_per_byte)
         curves.append(Curve("in hosts", slowest.points, slowest.link))
     selected_s = _of(seen, "selection") - _of(seen, "no selection")
     selection = max(selected_s, 0.0) / SELECTED_NBYTES or None
     nodes = [
         Node(name, link, tuple(leaf(rank) for rank in ranks))
-        for name, link, ranks in zip(names, found, hosts, strict=True)
+        for name, link, ranks in zip(names, links_of_hosts, hosts, strict=True)
     ]
     if not meetings:
         return Tree(nodes[0], gamma, message_s, selection, handover, cache_nbytes, factor), tuple(curves)
@@ -271,11 +243,7 @@ def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]]) -> None:
 
 
 def host_sizes(hosts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The sizes of the buffers that are timed in hosts.
-
-    Args:
-        hosts: the ranks of each host.
-    """
+    """The sizes of the buffers that are timed in hosts."""
     most = HOST_NBYTES // max(len(ranks) for ranks in hosts)
     sizes = HOST_SIZES if len(hosts) == 1 else HOST_SIZES[:-2]
     return tuple(nbytes for nbytes in sizes if nbytes <= most) or sizes[:1]
@@ -304,9 +272,6 @@ def _inside(seen: Sequence[Times], sizes: Sequence[int], size: int, most: int, h
     """The link in a host from what its ranks have seen; None for a host of one rank.
 
     Args:
-        seen: what each of its ranks has measured.
-        sizes: of the buffers.
-        size: the number of its ranks.
         most: the number of ranks of the largest host.
         handover: what a step takes without messages.
     """
@@ -331,9 +296,9 @@ def _inside(seen: Sequence[Times], sizes: Sequence[int], size: int, most: int, h
     mean = line(both)
     alpha_s = max(alpha_s, mean.alpha_s - 2 * message_s)
     # Noise may hide the bytes of small sizes, but not most of those of the largest.
-    whole = max(mean.beta_s_per_byte, both[-1][1] / both[-1][0] / 2)
-    gamma = min(max(line(added).beta_s_per_byte - line(sent).beta_s_per_byte, 0.0), whole)
-    beta = whole - gamma / 2
+    per_byte = max(mean.beta_s_per_byte, both[-1][1] / both[-1][0] / 2)
+    gamma = min(max(line(added).beta_s_per_byte - line(sent).beta_s_per_byte, 0.0), per_byte)
+    beta = per_byte - gamma / 2
     return _Inside(Link(alpha_s, beta), message_s, gamma, ((float(TINY_NBYTES), one_s), *both))
 
 
@@ -364,9 +329,9 @@ def _time_meetings(
     for number, pairs in enumerate(meetings):
         for part in PARTS if number == 0 else PARTS[-1:]:
             what = _exchange(hosts, pairs, stand.engine.size, nbytes // part, message)
-            whole = part == 1
+            full_size = part == 1
             name = f"meeting {number} of 1/{part}"
-            stand.time(name, *what, samples=samples if whole else LEAST_SAMPLES, steps=STEPS if whole else 1)
+            stand.time(name, *what, samples=samples if full_size else LEAST_SAMPLES, steps=STEPS if full_size else 1)
     stand.times["size"] = [float(nbytes)]
 
 

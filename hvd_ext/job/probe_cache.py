@@ -29,12 +29,7 @@ VERSION = 1  # of the file and of the way in which is measured
 
 
 def folder(options: Options, environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of the files: that of the options, else `hvd_ext` in the user's cache folder.
-
-    Args:
-        options: the options of the job.
-        environ: the environment; None for the process's own.
-    """
+    """The folder of the files: that of the options, else `hvd_ext` in the user's cache folder."""
     environ = os.environ if environ is None else environ
     if options.cache:
         return Path(options.cache)
@@ -43,13 +38,7 @@ def folder(options: Options, environ: Mapping[str, str] | None = None) -> Path:
 
 
 def key_of(hosts: Sequence[str], options: Options, between: str) -> dict[str, Any]:
-    """What must be equal for a measurement to count.
-
-    Args:
-        hosts: the host name of each rank.
-        options: the options of the job.
-        between: what carries data between hosts.
-    """
+    """What must be equal for a measurement to count; `between` names what carries data between hosts."""
     return {
         "hosts": list(hosts),
         "between": between if len(set(hosts)) > 1 else "",
@@ -60,15 +49,7 @@ def key_of(hosts: Sequence[str], options: Options, between: str) -> dict[str, An
 
 
 def find(key: dict[str, Any], where: Path) -> tuple[Tree, str] | None:
-    """Look up a measurement.
-
-    Args:
-        key: of `key_of`.
-        where: the folder of the files.
-
-    Returns:
-        The cluster with its links, and the day of the measurement; None if no file counts.
-    """
+    """Look up a measurement: the cluster with its links, and the day; None if no file counts."""
     try:
         kept = json.loads(_path(key, where).read_text(encoding="utf-8"))
         if kept["version"] != VERSION or kept["key"] != key or not isinstance(kept["topology"], str):
@@ -79,16 +60,7 @@ def find(key: dict[str, Any], where: Path) -> tuple[Tree, str] | None:
 
 
 def keep(key: dict[str, Any], tree: Tree, where: Path) -> bool:
-    """Write a measurement.
-
-    Args:
-        key: of `key_of`.
-        tree: the cluster with its links.
-        where: the folder of the files, which is made.
-
-    Returns:
-        Whether it was written; a folder that cannot be written costs the next job its time to measure.
-    """
+    """Write a measurement, and tell whether that worked; a folder that cannot be written costs the next job time."""
     text = json.dumps(
         {"version": VERSION, "key": key, "day": time.strftime("%Y-%m-%d"), "topology": write.text(tree)}, indent=1
     )

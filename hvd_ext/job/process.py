@@ -74,7 +74,7 @@ def init(
         return
     if comm is None and (isinstance(settings, (list, tuple, range)) or rank_lists.is_communicator(settings)):
         settings, comm = None, settings  # Horovod's first argument is comm
-    given = settings
+    requested = settings
     settings = options.from_environment() if settings is None else settings
     if not isinstance(settings, options.Options):
         raise InvalidError(f"init ({settings!r}): takes hvd_ext.Options or nothing, got {type(settings).__name__}")
@@ -91,7 +91,7 @@ def init(
                 running = engine.start_mpi(settings)
         else:
             running = engine.start_local(settings)
-        _join(running, plan, settings, given, process_sets, comm)
+        _join(running, plan, settings, requested, process_sets, comm)
         failed.pop_all()
 
 
@@ -99,7 +99,7 @@ def _join(
     running: engine.Engine,
     plan: launch.Launch,
     settings: options.Options,
-    given: options.Options | None,
+    requested: options.Options | None,
     process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None,
     comm: Any,
 ) -> None:
@@ -107,11 +107,10 @@ def _join(
     _exit["failed"] = False
     log.set_rank(running.rank, running.size)
     _watch_exit()
-    job: runtime.Runtime | None = None
     try:
         launch.check_size(plan, running.size)
         launch.warn_of_unheeded(os.environ, running.rank)
-        if given is not None:
+        if requested is not None:
             launch.warn_of_unread(settings, os.environ, running.rank)
         job = bootstrap.joined(running, settings, comm)
         sets.add_all(job, process_sets)
@@ -125,8 +124,7 @@ def _join(
     except BaseException:
         # An error that all ranks share leaves nothing running, so that init() may be called again.
         _exit["failed"] = running.stop()
-        if job is not None:
-            sets.forget(job)
+        sets.forget()
         raise
 
 
@@ -150,7 +148,7 @@ def shutdown() -> None:
     failed = _exit["failed"]
     if failed:  # the other ranks may soon end this process
         write_trace()
-    sets.forget(job)
+    sets.forget()
     _exit["failed"] = job.engine.stop() or failed
     if not failed:
         write_trace()
@@ -249,15 +247,7 @@ def rocm_built() -> bool:
 
 
 def place_of(rank: int, hosts: tuple[str, ...]) -> tuple[int, int, int, int]:
-    """Return the local and cross ranks and sizes of a rank, as Horovod defines them.
-
-    Args:
-        rank: the rank.
-        hosts: the host name of each rank.
-
-    Returns:
-        local_rank, local_size, cross_rank, cross_size.
-    """
+    """Return local_rank, local_size, cross_rank and cross_size of a rank, as Horovod defines them."""
     local_rank_of = [hosts[:other].count(host) for other, host in enumerate(hosts)]
     across = [other for other in range(len(hosts)) if local_rank_of[other] == local_rank_of[rank]]
     return local_rank_of[rank], hosts.count(hosts[rank]), across.index(rank), len(across)

@@ -31,11 +31,10 @@ class ProcessSet(SetOfRanks):
 
     def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
         """Store the ranks; `add_process_set` or `init` adds the set."""
-        given = rank_lists.is_communicator(ranks_or_comm)
-        self._ranks = _ranks_of(ranks_or_comm) if given else rank_lists.checked(ranks_or_comm)
-        self._runtime: Runtime | None = None  # set on the ranks of a set that was added
+        is_communicator = rank_lists.is_communicator(ranks_or_comm)
+        self._ranks = _ranks_of(ranks_or_comm) if is_communicator else rank_lists.checked(ranks_or_comm)
         self.process_set_id: int | None = None
-        self.mpi_comm: Any = ranks_or_comm if given else None
+        self.mpi_comm: Any = ranks_or_comm if is_communicator else None
 
     @property
     def ranks(self) -> list[int]:
@@ -68,7 +67,6 @@ class _GlobalProcessSet(ProcessSet):
     def __init__(self) -> None:
         self.process_set_id = 0
         self.mpi_comm = None
-        self._runtime = None
 
     @property
     def ranks(self) -> list[int]:
@@ -79,6 +77,7 @@ class _GlobalProcessSet(ProcessSet):
         return runtime.current().engine.size
 
 
+_added: dict[int, ProcessSet] = {}  # the sets of the running job, by number
 _SUBJECT = "process sets"  # one name for all exchanges: an add on one rank meets a remove on another and differs
 
 global_process_set: ProcessSet = _GlobalProcessSet()
@@ -102,7 +101,8 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """
     job = runtime.current()
     with job.agreement(_SUBJECT):
-        return _add(job, "add_process_set", lambda: [_as_set(process_set)])[0]
+        made = [process_set] if isinstance(process_set, ProcessSet) else None
+        return _add(job, "add_process_set", lambda: made or [ProcessSet(process_set)])[0]
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -134,26 +134,18 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         consensus.check_same(_SUBJECT, [answer["same"] for answer in answers])
         if not process_set.process_set_id:
             return False
-        del job.process_sets[process_set.process_set_id]
-        left, process_set._runtime, process_set.process_set_id = process_set._runtime, None, None
+        left = job.subsets.pop(process_set.process_set_id, None)
+        del _added[process_set.process_set_id]
+        process_set.process_set_id = None
         if left is not None:
             left.engine.stop(together=True)
         return True
 
 
 def add_all(job: Runtime, process_sets: Sequence[ProcessSet] | str | None) -> None:
-    """Add the sets that were passed to `init`.
+    """Add the sets passed to `init` (None or "dynamic" for none); `InvalidError`, `MismatchError` on all ranks."""
 
-    Args:
-        job: the job, which is not the current one yet.
-        process_sets: the sets; None or "dynamic" for none.
-
-    Raises:
-        InvalidError: the argument is something else, or a set cannot be added; raised on all ranks.
-        MismatchError: the ranks passed different sets; raised on all ranks.
-    """
-
-    def given() -> list[ProcessSet]:
+    def checked() -> list[ProcessSet]:
         if process_sets is None or (isinstance(process_sets, str) and process_sets.lower() == "dynamic"):
             return []
         if isinstance(process_sets, str) or not isinstance(process_sets, Iterable):
@@ -166,18 +158,19 @@ def add_all(job: Runtime, process_sets: Sequence[ProcessSet] | str | None) -> No
                 )
         return list(process_sets)
 
-    _add(job, "init", given)
+    _add(job, "init", checked)
 
 
-def forget(job: Runtime) -> None:
-    """Mark the sets of a job that ends as not added: they must be added again after the next `init`.
+def forget() -> None:
+    """Mark the sets of the job that ends as not added: they must be added again after the next `init`."""
+    for process_set in _added.values():
+        process_set.process_set_id = None
+    _added.clear()
 
-    Args:
-        job: the job that ends.
-    """
-    for process_set in job.process_sets.values():
-        process_set._runtime = process_set.process_set_id = None
-    job.process_sets.clear()
+
+def added() -> list[ProcessSet]:
+    """Return the sets of the running job, that of all ranks first."""
+    return [global_process_set, *_added.values()]
 
 
 def runtime_of(process_set: ProcessSet | None) -> Runtime | None:
@@ -200,8 +193,8 @@ def runtime_of(process_set: ProcessSet | None) -> Runtime | None:
         raise InvalidError(
             f"process_set ({process_set!r}): takes a ProcessSet or None, got {type(process_set).__name__}"
         )
-    if process_set.process_set_id is not None and job.process_sets.get(process_set.process_set_id) is process_set:
-        return process_set._runtime
+    if process_set.process_set_id is not None and _added.get(process_set.process_set_id) is process_set:
+        return job.subsets.get(process_set.process_set_id)
     raise InvalidError(
         f"process set (ranks {rank_lists.listed(process_set.ranks)}): it must be added before it is used: call "
         "add_process_set() on all ranks, or give it to init(process_sets=[...]), again after each shutdown()"
@@ -209,52 +202,25 @@ def runtime_of(process_set: ProcessSet | None) -> Runtime | None:
 
 
 def find(process_set_id: int | None) -> ProcessSet:
-    """Return the set with a number.
-
-    Args:
-        process_set_id: the number of a set that was added; 0 for all ranks.
-
-    Returns:
-        The set.
-
-    Raises:
-        InvalidError: there is no such set, or it has been removed.
-        NotInitializedError: before `init()` or after `shutdown()`.
-    """
-    job = runtime.current()
-    found = global_process_set if process_set_id == 0 else job.process_sets.get(process_set_id or -1)
-    if found is None:
-        there = rank_lists.listed(sorted({0, *job.process_sets}))
-        raise InvalidError(f"process set {process_set_id}: it has not been added; the sets are {there}")
-    return found
+    """Return the set with a number, 0 for all ranks; `InvalidError` if it was not added or has been removed."""
+    runtime.current()
+    process_set = global_process_set if process_set_id == 0 else _added.get(process_set_id or -1)
+    if process_set is None:
+        numbers = rank_lists.listed(sorted({0, *_added}))
+        raise InvalidError(f"process set {process_set_id}: it has not been added; the sets are {numbers}")
+    return process_set
 
 
 def member(process_set: ProcessSet | None, what: str) -> Runtime:
-    """Return the runtime that runs a set's collectives; the calling rank must be in the set.
-
-    Args:
-        process_set: a set that was added; None for all ranks.
-        what: the calling operation, for the error message.
-
-    Returns:
-        The set's runtime.
-
-    Raises:
-        InvalidError: this rank is not in the set, or the set is not added (see `runtime_of`).
-        NotInitializedError: before `init()` or after `shutdown()`.
-    """
-    found = runtime_of(process_set)
-    if found is None:
+    """Return the runtime that runs a set's collectives; `InvalidError` if this rank is not in it (see `runtime_of`)."""
+    members = runtime_of(process_set)
+    if members is None:
         assert process_set is not None
         raise InvalidError(
             f"{what}: rank {runtime.current().engine.rank} is not in process set {process_set.process_set_id} (ranks "
             f"{rank_lists.listed(process_set.ranks)}); only its ranks may call it: ask process_set.included() first"
         )
-    return found
-
-
-def _as_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    return process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    return members
 
 
 def _ranks_of(comm: Any) -> tuple[int, ...]:
@@ -274,46 +240,44 @@ def _ranks_of(comm: Any) -> tuple[int, ...]:
     return ranks
 
 
-def _add(job: Runtime, call: str, given: Callable[[], list[ProcessSet]]) -> list[ProcessSet]:
+def _add(job: Runtime, call: str, sets_of: Callable[[], list[ProcessSet]]) -> list[ProcessSet]:
     """Agree on the sets to add, then start them: either all ranks add all of them, or none adds any."""
-    own: list[ProcessSet] = []
-    started: list[Runtime] = []
+    requested: list[ProcessSet] = []
+    started: dict[int, Runtime] = {}
 
     def about() -> dict[str, Any]:
-        own.extend(given())
+        requested.extend(sets_of())
         known = {tuple(range(job.engine.size)): "the global process set"}
-        known |= {tuple(old.ranks): f"process set {number}" for number, old in job.process_sets.items()}
-        for process_set in own:
+        known |= {tuple(old.ranks): f"process set {number}" for number, old in _added.items()}
+        for process_set in requested:
             rank_lists.check_new(call, tuple(process_set.ranks), job.engine.size, known)
             known[tuple(process_set.ranks)] = "an earlier one of this call"
         return {
-            "same": {"call": call, "ranks": [one.ranks for one in own if one.mpi_comm is None]},
-            "communicators": [one.ranks for one in own if one.mpi_comm is not None],
+            "same": {"call": call, "ranks": [subset.ranks for subset in requested if subset.mpi_comm is None]},
+            "communicators": [subset.ranks for subset in requested if subset.mpi_comm is not None],
         }
 
     def start() -> None:
-        for number, process_set in enumerate(added, job.last_process_set + 1):
+        for number, process_set in numbered:
             if job.engine.rank in process_set.ranks:
-                started.append(job.subset(start_set(job.engine, process_set.ranks, number, job.options)))
+                started[number] = job.subset(start_set(job.engine, process_set.ranks, number, job.options))
 
     answers = consensus.exchange(job.engine, _SUBJECT, about)
     consensus.check_same(_SUBJECT, [answer["same"] for answer in answers])
     agreed = rank_lists.of_communicators(call, [answer["communicators"] for answer in answers])
     agreed += [tuple(ranks) for ranks in answers[0]["same"]["ranks"]]
-    mine = {tuple(process_set.ranks): process_set for process_set in own}
-    added = [mine.get(ranks) or ProcessSet(ranks) for ranks in agreed]
-    if not added:
-        return own
+    by_ranks = {tuple(process_set.ranks): process_set for process_set in requested}
+    numbered = list(enumerate((by_ranks.get(ranks) or ProcessSet(ranks) for ranks in agreed), job.last_process_set + 1))
+    if not numbered:
+        return requested
     try:
         consensus.exchange(job.engine, f"start of {_SUBJECT}", start)
     except BaseException:
-        for one in started:
-            one.engine.stop()
+        for subset in started.values():
+            subset.engine.stop()
         raise
-    runtimes = iter(started)
-    for process_set in added:
-        job.last_process_set += 1
-        job.process_sets[job.last_process_set] = process_set
-        process_set.process_set_id = job.last_process_set
-        process_set._runtime = next(runtimes) if job.engine.rank in process_set.ranks else None
-    return own
+    job.subsets |= started
+    for number, process_set in numbered:
+        _added[number] = process_set
+        process_set.process_set_id = job.last_process_set = number
+    return requested

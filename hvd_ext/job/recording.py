@@ -73,7 +73,7 @@ def stop_trace() -> Path:
             "stop_trace: no trace is being recorded; call start_trace(folder) or set HVD_EXT_TRACE first"
         )
     owner = runtime.current()
-    return _written(owner, _taken())
+    return _written(owner, _ended())
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
@@ -108,12 +108,7 @@ def stop_timeline() -> Path:
 
 
 def begin(owner: Runtime, folder: str | os.PathLike[str]) -> None:
-    """Start a trace as `start_trace` does; `hvd_ext.job.process` calls this.
-
-    Args:
-        owner: the running job.
-        folder: the folder for the files.
-    """
+    """Start a trace as `start_trace` does; `hvd_ext.job.process` calls this."""
     global _recording
     path = Path(folder).absolute()
 
@@ -130,18 +125,15 @@ def begin(owner: Runtime, folder: str | os.PathLike[str]) -> None:
         return uuid.uuid4().hex[:12]
 
     job = consensus.exchange(owner.engine, "start of the trace", ready)[0]
-    here = clock.measure(owner.engine)
+    clock_here = clock.measure(owner.engine)
     now = time.monotonic_ns()
-    zero = consensus.exchange(owner.engine, "zero of the trace", lambda: now)[0] + here.offset_ns
+    zero = consensus.exchange(owner.engine, "zero of the trace", lambda: now)[0] + clock_here.offset_ns
     records.start(CAPACITY)
-    _recording = _Recording(owner.engine, path, job, here, zero, time.monotonic_ns())
+    _recording = _Recording(owner.engine, path, job, clock_here, zero, time.monotonic_ns())
 
 
 def end(owner: Runtime) -> Callable[[], None]:
     """End the recording if there is one, before the engine stops.
-
-    Args:
-        owner: the job that ends.
 
     Returns:
         A function that writes the file. It may be called after the engine has stopped, since the other ranks wait only
@@ -149,11 +141,11 @@ def end(owner: Runtime) -> Callable[[], None]:
     """
     if _recording is None or _recording.engine is not owner.engine:
         return lambda: None
-    taken = _taken()
+    content = _ended()
 
     def finish() -> None:
         try:
-            _written(owner, taken)
+            _written(owner, content)
         except Exception as error:  # no error may keep the rank from ending
             print(f"hvd_ext: the trace of rank {owner.engine.rank} was not written: {error!r}", file=sys.stderr)
 
@@ -161,7 +153,7 @@ def end(owner: Runtime) -> Callable[[], None]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Taken:
+class _Records:
     """What a recording has found: the engine's records, the times of each channel's steps, partial rounds by lane."""
 
     recording: _Recording
@@ -170,7 +162,7 @@ class _Taken:
     partial: dict[int, Rounds]
 
 
-def _taken() -> _Taken:
+def _ended() -> _Records:
     """End the recording."""
     global _recording
     recording, _recording = _recording, None
@@ -185,13 +177,13 @@ def _taken() -> _Taken:
         medians = step_times.measured(recording.engine.times(handle), channel.layouts[-1][0])
         if medians is not None:
             times.append(step_times.described(channel.name, channel.layout, medians))
-    return _Taken(recording, records.read(CAPACITY), times, partial)
+    return _Records(recording, records.read(CAPACITY), times, partial)
 
 
-def _written(owner: Runtime, taken: _Taken) -> Path:
-    recording = taken.recording
+def _written(owner: Runtime, content: _Records) -> Path:
+    recording = content.recording
     # A recorded wait may have begun during an earlier trace.
-    found = [record for record in records.decoded(taken.raw) if record.begin_ns >= recording.begun_ns]
+    in_time = [record for record in records.decoded(content.raw) if record.begin_ns >= recording.begun_ns]
     about = {
         "version": VERSION,
         "job": recording.job,
@@ -200,29 +192,21 @@ def _written(owner: Runtime, taken: _Taken) -> Path:
         "host": owner.hosts[owner.engine.rank],
         "clock_offset_us": recording.clock.offset_ns / 1e3,
         "clock_uncertainty_us": recording.clock.uncertainty_ns / 1e3,
-        "records": len(found),
-        "dropped": taken.raw.dropped,
-        "channels": taken.times,
+        "records": len(in_time),
+        "dropped": content.raw.dropped,
+        "channels": content.times,
     }
     book = _book(owner, recording.zero_ns)
-    made = events.events_of(found, book)
-    for number, known in taken.partial.items():
-        made += rounds.events_of(known, book, number, recording.begun_ns)
+    trace_events = events.events_of(in_time, book)
+    for number, partial_rounds in content.partial.items():
+        trace_events += rounds.events_of(partial_rounds, book, number, recording.begun_ns)
     path = recording.folder / f"rank_{owner.engine.rank}.json"
-    write(path, {"traceEvents": made, "displayTimeUnit": "ms", "otherData": about})
+    write(path, {"traceEvents": trace_events, "displayTimeUnit": "ms", "otherData": about})
     return path
 
 
 def write(path: Path, document: dict[str, Any]) -> None:
-    """Write a trace atomically: the file is complete or does not exist.
-
-    Args:
-        path: the file; an older one is replaced.
-        document: the trace.
-
-    Raises:
-        OSError: the file cannot be written; an older file stays as it was.
-    """
+    """Write a trace atomically: the file is complete or does not exist; after an error an older file remains."""
     new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         new.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")

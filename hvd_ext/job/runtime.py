@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from hvd_ext.errors import NotInitializedError
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
     from hvd_ext.engine.partial import Partial
     from hvd_ext.job.network import Network
-    from hvd_ext.job.process_sets import ProcessSet
     from hvd_ext.options import Options
     from hvd_ext.planning.layout import Layout
     from hvd_ext.planning.model import LogicalPlan
@@ -38,7 +38,6 @@ class Prepared:
         plan: the engine's handle.
         digest: the plan's digest, equal on all ranks.
         segment_nbytes: the grain of pipelining for the size that the plan was prepared for.
-        algorithm: the algorithm's name.
     """
 
     plan: int
@@ -56,10 +55,7 @@ class Runtime:
         """Store what `hvd_ext.job.process.init` or `hvd_ext.job.process_sets` has found.
 
         Args:
-            engine: the running engine.
             tree: the topology, with one leaf per rank.
-            options: the options of `init`.
-            hosts: the host name of each rank.
             network: where the links of the tree come from; None if the user has given them.
         """
         self.network = network
@@ -69,8 +65,8 @@ class Runtime:
         self.options = options
         self.hosts = hosts
         self.plans: dict[int, LogicalPlan] = {}  # by handle
-        self.process_sets: dict[int, ProcessSet] = {}  # only in the job's runtime: the sets that were added, by id
-        self.last_process_set = 0  # the id of the newest set
+        self.subsets: dict[int, Runtime] = {}  # of a job: those of the process sets that this rank is in, by number
+        self.last_process_set = 0  # the number of the newest set
         self._agreements: dict[str, threading.RLock] = {}
         self._handles: dict[int, int] = {}
         self._prepared: dict[tuple[str, str | int, int], Prepared] = {}
@@ -78,27 +74,13 @@ class Runtime:
         self._lock = threading.RLock()
 
     def subset(self, engine: Engine) -> Runtime:
-        """Make the runtime of a process set of this job.
-
-        Args:
-            engine: the engine of the set's ranks.
-
-        Returns:
-            A runtime with the set's part of the topology.
-        """
+        """Make the runtime of a process set of this job."""
         return Runtime(
             engine, self.tree.subset(engine.ranks), self.options, tuple(self.hosts[rank] for rank in engine.ranks)
         )
 
     def count(self, kind: str) -> int:
-        """Return the next number for an eager call of a kind; default names contain it.
-
-        Args:
-            kind: "allreduce", ...
-
-        Returns:
-            0, 1, 2, ...
-        """
+        """Return the next number for an eager call of a kind; default names contain it."""
         with self._lock:
             number = self._counts.get(kind, 0)
             self._counts[kind] = number + 1
@@ -109,25 +91,12 @@ class Runtime:
 
         Agreements of one kind begin with an exchange of one name, so that ranks whose threads begin different ones meet
         there. Kinds with a common lock would wait for each other.
-
-        Args:
-            kind: what the ranks agree on.
         """
         with self._lock:
             return self._agreements.setdefault(kind, threading.RLock())
 
     def prepare(self, plan: LogicalPlan) -> int:
-        """Hand this rank's rows of a plan to the engine once, after its proof (`planner.prove`).
-
-        Args:
-            plan: the plan of all ranks.
-
-        Returns:
-            The engine's handle.
-
-        Raises:
-            PlanError: the plan does not compute its collective.
-        """
+        """Give the engine this rank's rows of a plan once, and return the handle; `PlanError` if the proof fails."""
         from hvd_ext.planning import ir, lower, planner
 
         digest = ir.digest(plan)
@@ -143,12 +112,7 @@ class Runtime:
         """Open a channel of the engine; all ranks call it in the same order, with equal layouts.
 
         Args:
-            name: the channel's name in messages.
-            layout: the layout of a step; its plans are handed to the engine.
             partial: what makes its rounds partial; None if steps wait for all ranks.
-
-        Returns:
-            The channel's handle.
 
         Raises:
             PlanError: a plan does not compute its collective.
@@ -164,119 +128,53 @@ class Runtime:
         return self.engine.open_channel(name, layout, self.prepare, described)
 
     def allreduce(self, nbytes: int, algorithm: str | None = None) -> Prepared:
-        """Prepare an allreduce.
+        """Prepare an allreduce of a buffer of this size.
 
         Args:
-            nbytes: the size of the buffer.
             algorithm: a name or "auto"; None for the algorithm of the options.
-
-        Returns:
-            The prepared plan.
 
         Raises:
             PlanError: the algorithm is unknown, or cannot run on the topology.
         """
-        from hvd_ext.planning import planner
-
-        algorithm = self.options.algorithm if algorithm is None else algorithm
-        with self._lock:
-            key = ("allreduce", algorithm, nbytes)
-            if key not in self._prepared:
-                chosen = planner.allreduce_plan(self.tree, algorithm, nbytes=nbytes)
-                self._prepared[key] = self._made(chosen.plan, nbytes)
-            return self._prepared[key]
+        chosen = self.options.algorithm if algorithm is None else algorithm
+        return self._once(
+            "allreduce", nbytes, lambda plans: plans.allreduce_plan(self.tree, chosen, nbytes=nbytes).plan, chosen
+        )
 
     def all_gather(self, nbytes: int) -> Prepared:
-        """Prepare an all-gather.
-
-        Args:
-            nbytes: the size of the result.
-
-        Returns:
-            The prepared plan.
-        """
-        from hvd_ext.planning import planner
-
-        with self._lock:
-            key = ("all_gather", "", nbytes)
-            if key not in self._prepared:
-                self._prepared[key] = self._made(planner.all_gather_plan(self.tree), nbytes)
-            return self._prepared[key]
+        """Prepare an all-gather with a result of this size."""
+        return self._once("all_gather", nbytes, lambda plans: plans.all_gather_plan(self.tree))
 
     def broadcast(self, nbytes: int, root: int) -> Prepared:
-        """Prepare a broadcast.
-
-        Args:
-            nbytes: the size of the buffer.
-            root: the rank whose buffer all ranks receive.
-
-        Returns:
-            The prepared plan.
-
-        Raises:
-            PlanError: the root is not a rank.
-        """
-        from hvd_ext.planning import planner
-
-        with self._lock:
-            key = ("broadcast", root, nbytes)
-            if key not in self._prepared:
-                self._prepared[key] = self._made(planner.broadcast_plan(self.tree, root), nbytes)
-            return self._prepared[key]
+        """Prepare a broadcast of a buffer of this size; `PlanError` if the root is not a rank."""
+        return self._once("broadcast", nbytes, lambda plans: plans.broadcast_plan(self.tree, root), root)
 
     def reduce_scatter(self, nbytes: int) -> Prepared:
-        """Prepare a reduce-scatter.
-
-        Args:
-            nbytes: the size of the buffer.
-
-        Returns:
-            The prepared plan.
-        """
-        from hvd_ext.planning import planner
-
-        with self._lock:
-            key = ("reduce_scatter", "", nbytes)
-            if key not in self._prepared:
-                self._prepared[key] = self._made(planner.reduce_scatter_plan(self.tree), nbytes)
-            return self._prepared[key]
+        """Prepare a reduce-scatter of a buffer of this size."""
+        return self._once("reduce_scatter", nbytes, lambda plans: plans.reduce_scatter_plan(self.tree))
 
     def all_to_all(self, nbytes: int) -> Prepared:
-        """Prepare an all-to-all.
+        """Prepare an all-to-all of a rank's buffer of this size."""
+        return self._once("all_to_all", nbytes, lambda plans: plans.all_to_all_plan(self.tree))
 
-        Args:
-            nbytes: the size of a rank's buffer.
-
-        Returns:
-            The prepared plan.
-        """
-        from hvd_ext.planning import planner
+    def _once(self, kind: str, nbytes: int, plan_of: Callable[[Any], LogicalPlan], variant: str | int = "") -> Prepared:
+        """Plan a collective at its first use, for the grain of pipelining of this size."""
+        from hvd_ext.planning import grain, ir, planner
 
         with self._lock:
-            key = ("all_to_all", "", nbytes)
+            key = (kind, variant, nbytes)
             if key not in self._prepared:
-                self._prepared[key] = self._made(planner.all_to_all_plan(self.tree), nbytes)
+                plan = plan_of(planner)
+                segment_nbytes = grain.segment_nbytes(plan, nbytes, self.tree)
+                self._prepared[key] = Prepared(self.prepare(plan), ir.digest(plan), segment_nbytes, plan.algorithm)
             return self._prepared[key]
-
-    def _made(self, plan: LogicalPlan, nbytes: int) -> Prepared:
-        from hvd_ext.planning import grain, ir
-
-        segment_nbytes = grain.segment_nbytes(plan, nbytes, self.tree)
-        return Prepared(self.prepare(plan), ir.digest(plan), segment_nbytes, plan.algorithm)
 
 
 _current: Runtime | None = None
 
 
 def current() -> Runtime:
-    """Return the runtime of the running job.
-
-    Returns:
-        The runtime of the last `init`.
-
-    Raises:
-        NotInitializedError: before `init()` or after `shutdown()`.
-    """
+    """Return the runtime of the running job; `NotInitializedError` before `init()` and after `shutdown()`."""
     if _current is None:
         raise NotInitializedError("hvd_ext is not running: call hvd_ext.init() first, and again after each shutdown()")
     return _current
@@ -288,10 +186,6 @@ def current_or_none() -> Runtime | None:
 
 
 def set_current(runtime: Runtime | None) -> None:
-    """Replace the runtime of the running job; only `hvd_ext.job.process` and tests call this.
-
-    Args:
-        runtime: the new runtime, or None.
-    """
+    """Replace the runtime of the running job; only `hvd_ext.job.process` and tests call this."""
     global _current
     _current = runtime

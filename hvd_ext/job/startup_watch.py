@@ -29,12 +29,7 @@ _starts = 0  # how often this process has called init()
 
 
 class Arrivals:
-    """The marks of one start of the job on this host.
-
-    Args:
-        environ: the environment of a rank; there are no marks if it does not name the launcher's folder.
-        start: the number of this `init()` in its process.
-    """
+    """The marks of one start of the job on this host; none if the environment names no folder of the launcher."""
 
     def __init__(self, environ: Mapping[str, str], start: int = 1) -> None:
         folder, job = environ.get("PMIX_SERVER_TMPDIR", ""), environ.get("PMIX_NAMESPACE", "")
@@ -46,11 +41,7 @@ class Arrivals:
         self._stem = f"hvd_ext-{job.replace('/', '-')}-{start}"
 
     def mark(self) -> None:
-        """Leave this rank's mark; if it cannot be written, this rank does without marks.
-
-        Raises:
-            InvalidError: another process has left the mark of this rank.
-        """
+        """Leave this rank's mark if it can be written; `InvalidError` if another process has left it."""
         try:
             other = self._marked()
         except OSError:
@@ -61,11 +52,11 @@ class Arrivals:
 
     def here(self) -> dict[int, str]:
         """Return the ranks of this host that have come, by their place on the host."""
-        found = {}
+        ranks = {}
         for place in range(self.size or 0) if self._folder is not None else ():
             with contextlib.suppress(OSError):
-                found[place] = self._read(place)[0]
-        return found
+                ranks[place] = self._read(place)[0]
+        return ranks
 
     def _marked(self) -> str:
         """Leave the mark; return the number of the process that has left it before, or an empty text."""
@@ -98,19 +89,19 @@ class Arrivals:
 
     def speaks(self) -> bool:
         """Return whether this rank reports for its host: it is the first of the ranks that have come."""
-        here = self.here()
-        return not here or min(here) == self.place
+        arrived = self.here()
+        return not arrived or min(arrived) == self.place
 
     def words(self) -> str:
         """Say which ranks are missing, as far as this host knows."""
-        here = self.here()
-        if self._folder is None or not here:
+        arrived = self.here()
+        if self._folder is None or not arrived:
             return f"rank {self.rank} has called init(); under this launcher the missing ranks cannot be named"
-        missing = [place for place in range(self.size or 0) if place not in here]
+        missing = [place for place in range(self.size or 0) if place not in arrived]
         if not missing:
             return f"all {self.size} ranks of host {platform.node()} have called init(): a rank of another host has not"
         # Ranks are assumed to be numbered in the order of the hosts, unless the marks contradict that.
-        firsts = {int(rank) - place for place, rank in here.items() if rank.isdigit()}
+        firsts = {int(rank) - place for place, rank in arrived.items() if rank.isdigit()}
         first = firsts.pop() if len(firsts) == 1 else None
         names = [f"local rank {p}" if first is None else f"rank {first + p} (local rank {p})" for p in missing]
         have = "has" if len(names) == 1 else "have"
@@ -123,7 +114,6 @@ def watch(options: Options, environ: Mapping[str, str] | None = None) -> Iterato
 
     Args:
         options: `stall_warn_s` and `stall_fatal_s` are the limits; 0 means never.
-        environ: the environment of this rank; None for the process's own.
 
     Raises:
         InvalidError: another process has started MPI as this rank.
@@ -145,15 +135,15 @@ def watch(options: Options, environ: Mapping[str, str] | None = None) -> Iterato
 
 
 def _look(arrivals: Arrivals, options: Options, ended: threading.Event) -> None:
-    begin, warnings, said = time.monotonic(), 0, ""
+    begin, warnings, last_words = time.monotonic(), 0, ""
     while not ended.wait(LOOK_S):
         waited_s = time.monotonic() - begin
         fatal = 0 < options.stall_fatal_s <= waited_s
         if fatal or 0 < options.stall_warn_s * (warnings + 1) <= waited_s:
             warnings += 1
             words = arrivals.words()
-            if fatal or (arrivals.speaks() and words != said):  # a warning is not repeated
-                said = words
+            if fatal or (arrivals.speaks() and words != last_words):  # a warning is not repeated
+                last_words = words
                 limit = f", longer than the limit ({options.stall_fatal_s:g} s, HVD_EXT_STALL_FATAL_S)" if fatal else ""
                 waited = f"init() has waited {waited_s:.0f} s for the other ranks{limit}"
                 log.write(f"hvd_ext: [rank {arrivals.rank}] {waited}: {words}\n")

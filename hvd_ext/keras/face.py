@@ -23,12 +23,7 @@ def allreduce(
 
     Args:
         value: a tensor, or a value that converts to one, of equal shape on all ranks.
-        name: its name in messages.
-        average: False for `hvd_ext.Sum`; as in Horovod, `op` is the newer way to say so.
-        prescale_factor: multiplies the value before the reduction.
-        postscale_factor: multiplies the result.
-        op: `hvd_ext.Average` (the default), `Sum`, `Min`, `Max` or `Product`.
-        compression: how float32 is sent.
+        name: as for `hvd_ext.allreduce`, and so are all that follow.
 
     Returns:
         The reduced tensor.

@@ -32,8 +32,8 @@ class _UntilKeras:
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
         if name != "keras":
             return None
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        spec: ModuleSpec | None = next((one for one in found if one is not None), None)
+        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec: ModuleSpec | None = next((candidate for candidate in specs if candidate is not None), None)
         if spec is not None and spec.loader is not None:
             plain = spec.loader.exec_module
 

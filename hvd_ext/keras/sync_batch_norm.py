@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import process_sets, runtime
+from hvd_ext.job import process_sets
 from hvd_ext.job.process_sets import ProcessSet
 from hvd_ext.options import Sum
 from hvd_ext.tensorflow.collectives.single import allreduce
@@ -73,22 +73,21 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             return super()._moments(inputs, mask)
         if inputs.dtype in (tf.float16, tf.bfloat16):
             inputs = tf.cast(inputs, tf.float32)
-        own = _sums(inputs, mask, self._reduction_axes)
+        local = _sums(inputs, mask, self._reduction_axes)
         # Not named after the layer, whose automatic name may differ between ranks. In a function a name gets the number
         # of its call, so that ranks may trace at different times.
-        everyone = allreduce(own, op=Sum, name="SyncBatchNormalization", process_set=group)
-        count = tf.maximum(everyone[2], 1.0)
-        mean = everyone[0] / count
-        variance = tf.maximum(everyone[1] / count - tf.square(mean), 0.0)
+        total = allreduce(local, op=Sum, name="SyncBatchNormalization", process_set=group)
+        count = tf.maximum(total[2], 1.0)
+        mean = total[0] / count
+        variance = tf.maximum(total[1] / count - tf.square(mean), 0.0)
         return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
 
     def _group(self) -> ProcessSet | None:
-        given = self.process_set
-        if given is None or isinstance(given, ProcessSet):
-            return given
-        wanted = ProcessSet(given)  # a list of ranks from a configuration: find the set of these ranks
-        sets = [process_sets.global_process_set, *runtime.current().process_sets.values()]
-        return next((one for one in sets if one.ranks == wanted.ranks), wanted)
+        group = self.process_set
+        if group is None or isinstance(group, ProcessSet):
+            return group
+        listed = ProcessSet(group)  # a list of ranks from a configuration: find the set of these ranks
+        return next((subset for subset in process_sets.added() if subset.ranks == listed.ranks), listed)
 
 
 def _ranks(process_set: Any) -> list[int] | None:
@@ -105,11 +104,11 @@ def _sums(x: tf.Tensor, mask: Any, axes: list[int]) -> tf.Tensor:
         weights = tf.ones([], x.dtype)
         count = tf.cast(tf.reduce_prod(tf.gather(tf.cast(shape, tf.int64), axes)), tf.float64)
     else:
-        there = tf.broadcast_to(tf.cast(mask, tf.bool), shape[:-1])
-        count = tf.cast(tf.math.count_nonzero(there), tf.float64)
-        there = tf.expand_dims(there, -1)
-        x = tf.where(there, x, tf.zeros_like(x))  # a masked element may be anything, also NaN
-        weights = tf.cast(there, x.dtype)
+        present = tf.broadcast_to(tf.cast(mask, tf.bool), shape[:-1])
+        count = tf.cast(tf.math.count_nonzero(present), tf.float64)
+        present = tf.expand_dims(present, -1)
+        x = tf.where(present, x, tf.zeros_like(x))  # a masked element may be anything, also NaN
+        weights = tf.cast(present, x.dtype)
     number = tf.cast(count, x.dtype)
     mean = tf.math.divide_no_nan(tf.reduce_sum(x, axes, keepdims=True), number)
     variance = tf.math.divide_no_nan(tf.reduce_sum(weights * tf.square(x - mean), axes), number)

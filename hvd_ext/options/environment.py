@@ -30,7 +30,6 @@ class Variable:
     """One of Horovod's environment variables.
 
     Attributes:
-        name: the variable's name.
         status: HEEDED (the variable fills a field of `Options`), IGNORED (a user who sets it is warned once), REFUSED
             (`init` raises), or LAUNCHER (Horovod's launchers set or read it; ignoring it loses nothing, so no one is
             warned).
@@ -50,7 +49,7 @@ class Variable:
     harmless: tuple[str, ...] = ()
 
 
-def _whole(text: str) -> int:
+def _natural(text: str) -> int:
     value = int(text)
     if value < 0:
         raise ValueError(text)
@@ -58,11 +57,11 @@ def _whole(text: str) -> int:
 
 
 def _bucket(text: str) -> int:
-    return max(1, _whole(text))  # in Horovod 0 means no fusion, so each tensor gets its own bucket
+    return max(1, _natural(text))  # in Horovod 0 means no fusion, so each tensor gets its own bucket
 
 
 def _never(text: str) -> float | None:
-    return 0.0 if _whole(text) > 0 else None
+    return 0.0 if _natural(text) > 0 else None
 
 
 def _folder(text: str) -> str | None:
@@ -96,7 +95,7 @@ VARIABLES: tuple[Variable, ...] = (
         HEEDED,
         "HVD_EXT_STALL_WARN_S: seconds after which a missing rank is named; 0: never",
         "stall_warn_s",
-        _whole,
+        _natural,
         f"{_NUMBER}, in seconds",
     ),
     Variable(
@@ -112,7 +111,7 @@ VARIABLES: tuple[Variable, ...] = (
         HEEDED,
         "HVD_EXT_STALL_FATAL_S: seconds after which waiting for a rank fails; 0: never",
         "stall_fatal_s",
-        _whole,
+        _natural,
         f"{_NUMBER}, in seconds",
     ),
     Variable(
@@ -181,36 +180,21 @@ VARIABLES: tuple[Variable, ...] = (
 
 
 def heeded(environ: Mapping[str, str]) -> list[str]:
-    """Name Horovod's variables that are set and fill a field of `Options`.
-
-    Args:
-        environ: the environment.
-
-    Returns:
-        Texts "NAME=text: what it does", in the order of the table.
-    """
+    """List as "NAME=text: what it does" Horovod's variables that are set and fill a field of `Options`."""
     rows = [row for row in VARIABLES if row.status == HEEDED and environ.get(row.name)]
     return [f"{row.name}={environ[row.name]}: {row.note}" for row in rows]
 
 
 def unheeded(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Name Horovod's variables that are set and have no effect here.
-
-    Args:
-        environ: the environment.
-
-    Returns:
-        Pairs (NAME=text, why), in the order of the names. Variables that neither we nor Horovod 0.28.1 know are among
-        them.
-    """
+    """List as (NAME=text, why), by name, Horovod's variables without effect; unknown ones are among them."""
     rows = {row.name: row for row in VARIABLES}
-    found = []
+    without_effect = []
     for name, text in sorted(environ.items()):
         if not name.startswith("HOROVOD_") or not text or name.startswith(BUILD_PREFIXES):
             continue
         row = rows.get(name)
         if row is None:
-            found.append((f"{name}={text}", "Horovod 0.28.1 has no such variable, and hvd_ext has none"))
+            without_effect.append((f"{name}={text}", "Horovod 0.28.1 has no such variable, and hvd_ext has none"))
         elif row.status == IGNORED and text not in row.harmless:
-            found.append((f"{name}={text}", row.note))
-    return found
+            without_effect.append((f"{name}={text}", row.note))
+    return without_effect

@@ -25,12 +25,7 @@ INSTEAD: dict[str, str] = {
 
 
 class RefusedOp:
-    """A reduction of Horovod's that no collective and no optimizer here accepts; `instead` says what to do.
-
-    Args:
-        name: Horovod's name for the reduction.
-        instead: what to do instead, for the error message.
-    """
+    """A reduction of Horovod's that no collective and no optimizer here accepts; `instead` says what to do."""
 
     def __init__(self, name: str, instead: str) -> None:
         self.name = name

@@ -16,17 +16,18 @@ import numpy as np
 
 from hvd_ext.errors import InvalidError
 
-Save = Callable[[], dict[str, np.ndarray]]
-Load = Callable[[dict[str, np.ndarray]], None]
-Everyone = Callable[[], Iterable[dict[str, np.ndarray]]]
-LoadAll = Callable[[dict[str, np.ndarray] | None, Everyone], None]
+Arrays = dict[str, np.ndarray]
+Save = Callable[[], Arrays]
+Load = Callable[[Arrays], None]
+Everyone = Callable[[], Iterable[Arrays]]  # gives the states of all ranks, by rank
+LoadAll = Callable[[Arrays | None, Everyone], None]
 
 # owner -> how to find its function `save` and its function `load`: each gives the function, or None when it is gone
 _owners: dict[str, tuple[Callable[[], Save | None], Callable[[], Load | LoadAll | None]]] = {}
 # the owners whose second function is a LoadAll
 _of_all: set[str] = set()
 # owner -> state that was restored before the owner was registered: this rank's, or None, and that of all ranks
-_waiting: dict[str, tuple[dict[str, np.ndarray] | None, Everyone]] = {}
+_waiting: dict[str, tuple[Arrays | None, Everyone]] = {}
 
 
 def register(owner_key: str, save: Save, load: Load | None = None, *, load_all: LoadAll | None = None) -> None:
@@ -49,19 +50,19 @@ def register(owner_key: str, save: Save, load: Load | None = None, *, load_all: 
     """
     if not isinstance(owner_key, str) or not owner_key:
         raise InvalidError(f"state.register, owner_key ({owner_key!r}): must be a text that is not empty")
-    given = load_all if load is None else load
-    if not callable(save) or not callable(given) or (load is not None and load_all is not None):
+    loader = load_all if load is None else load
+    if not callable(save) or not callable(loader) or (load is not None and load_all is not None):
         raise InvalidError(f"state.register, {owner_key!r}: save, and either load or load_all, must be functions")
     if _functions(owner_key) is not None:
         raise InvalidError(
             f"state.register, owner_key ({owner_key!r}): is registered already; use another, or `unregister` the first"
         )
-    _owners[owner_key] = (_reference(save), _reference(given))
+    _owners[owner_key] = (_reference(save), _reference(loader))
     _of_all.discard(owner_key)
     if load is None:
         _of_all.add(owner_key)
     if owner_key in _waiting:
-        _give(owner_key, given, *_waiting.pop(owner_key))
+        _give(owner_key, loader, *_waiting.pop(owner_key))
 
 
 def unregister(owner_key: str) -> None:
@@ -73,7 +74,7 @@ def unregister(owner_key: str) -> None:
     _owners.pop(owner_key, None)
 
 
-def collect() -> dict[str, dict[str, np.ndarray]]:
+def collect() -> dict[str, Arrays]:
     """Copy the state of all owners that are alive.
 
     Returns:
@@ -91,7 +92,7 @@ def collect() -> dict[str, dict[str, np.ndarray]]:
 
 
 def restore(
-    states: Mapping[str, dict[str, np.ndarray]],
+    states: Mapping[str, Arrays],
     saved: Mapping[str, Everyone] | None = None,
 ) -> tuple[str, ...]:
     """Give all owners their state; the state of an owner that is not registered yet waits until it is.
@@ -109,11 +110,11 @@ def restore(
     left = []
     saved = saved or {}
     for owner in [*states, *(owner for owner in saved if owner not in states)]:
-        own, everyone = states.get(owner), saved.get(owner, lambda: ())
+        local, of_ranks = states.get(owner), saved.get(owner, lambda: ())
         functions = _functions(owner)
         if functions is None:
-            _waiting[owner] = own, everyone
-        if functions is None or not _give(owner, functions[1], own, everyone):
+            _waiting[owner] = local, of_ranks
+        if functions is None or not _give(owner, functions[1], local, of_ranks):
             left.append(owner)
     return tuple(left)
 
@@ -124,7 +125,7 @@ def unclaimed() -> dict[str, tuple[str, ...]]:
     Returns:
         The names of the arrays, by owner; no names where only other ranks have saved arrays for it.
     """
-    return {owner: tuple(own or ()) for owner, (own, _) in _waiting.items()}
+    return {owner: tuple(local or ()) for owner, (local, _) in _waiting.items()}
 
 
 def forget_unclaimed() -> None:
@@ -132,12 +133,12 @@ def forget_unclaimed() -> None:
     _waiting.clear()
 
 
-def _give(owner: str, load: Any, own: dict[str, np.ndarray] | None, everyone: Everyone) -> bool:
+def _give(owner: str, load: Any, local: Arrays | None, of_ranks: Everyone) -> bool:
     if owner in _of_all:
-        load(None if own is None else dict(own), everyone)
-    elif own is not None:
-        load(dict(own))
-    return owner in _of_all or own is not None
+        load(None if local is None else dict(local), of_ranks)
+    elif local is not None:
+        load(dict(local))
+    return owner in _of_all or local is not None
 
 
 def _functions(owner: str) -> tuple[Save, Any] | None:
@@ -157,7 +158,7 @@ def _reference(function: Any) -> Callable[[], Any]:
     return lambda: function
 
 
-def _checked(owner: str, arrays: Any) -> dict[str, np.ndarray]:
+def _checked(owner: str, arrays: Any) -> Arrays:
     if not isinstance(arrays, Mapping):
         raise InvalidError(
             f"state of {owner!r}: save must give a dictionary of arrays; it gave {type(arrays).__name__}"

@@ -17,15 +17,7 @@ _INDEX = "index"
 
 
 def write(file: BinaryIO, sections: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-    """Write arrays into a file as their bytes, so that every dtype comes back, bfloat16 too.
-
-    Args:
-        file: open for writing.
-        sections: arrays by section and name.
-
-    Raises:
-        OSError: the disk is full, or does not work.
-    """
+    """Write arrays into a file as their bytes, so that every dtype comes back, bfloat16 too."""
     index, entries = [], {}
     for section, arrays in sections.items():
         for name, array in arrays.items():
@@ -37,17 +29,7 @@ def write(file: BinaryIO, sections: Mapping[str, Mapping[str, np.ndarray]]) -> N
 
 
 def read(file: BinaryIO) -> Sections:
-    """Read what `write` has written.
-
-    Args:
-        file: open for reading.
-
-    Returns:
-        The arrays by section and name, writable.
-
-    Raises:
-        CheckpointError: the file was not written by `write`, or is damaged.
-    """
+    """Read writable arrays by section and name; `CheckpointError` if the file is not of `write`, or is damaged."""
     try:
         with np.load(file, allow_pickle=False) as entries:
             index = json.loads(entries[_INDEX].tobytes())

@@ -34,14 +34,7 @@ def path_of(directory: Path, serial: int) -> Path:
 
 
 def serials(directory: Path) -> list[int]:
-    """List the numbers of the checkpoints in a directory, the newest first, without checking that they are complete.
-
-    Returns:
-        The numbers; none where there is no such directory.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
+    """List the numbers of the checkpoints in a directory, the newest first, complete or not; none if it is missing."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -66,8 +59,8 @@ def newest(directory: str | os.PathLike[str]) -> Path | None:
     for serial in serials(Path(directory)):
         folder = path_of(Path(directory), serial)
         try:
-            found = manifests.read(folder)
-            manifests.check(folder, found, [found.model])
+            manifest = manifests.read(folder)
+            manifests.check(folder, manifest, [manifest.model])
         except CheckpointError:
             continue
         return folder
@@ -75,11 +68,7 @@ def newest(directory: str | os.PathLike[str]) -> Path | None:
 
 
 def prepare(directory: Path, mark: str) -> None:
-    """Make the directory, and an empty file in it by which other ranks see that they share it.
-
-    Raises:
-        OSError: it cannot be made or written to.
-    """
+    """Make the directory, and an empty file in it by which other ranks see that they share it."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / (_MARK + mark)).touch()
 
@@ -106,46 +95,20 @@ def writing(directory: Path, serial: int, id: str) -> Path:
 
 
 def write(path: Path, writer: Callable[[BinaryIO], None]) -> File:
-    """Write a file, flush it to the disk, and read it again.
-
-    Args:
-        path: the file.
-        writer: writes into the open file.
-
-    Returns:
-        What was read: its name, size and digest.
-
-    Raises:
-        OSError: the disk is full, or does not work.
-    """
+    """Write a file, flush it to the disk, and read it again. Returns what was read: its name, size and digest."""
     with path.open("wb") as file:
         writer(file)
     return settle(path)
 
 
 def settle(path: Path) -> File:
-    """Flush a file to the disk, and read it again; see `write`.
-
-    Raises:
-        OSError: the disk does not work.
-    """
+    """Flush a file to the disk, and read it again; see `write`."""
     _sync(path)
     return manifests.described(path)
 
 
 def publish(directory: Path, written: Path, serial: int, manifest: Manifest) -> None:
-    """Make a checkpoint whose files are all there the newest.
-
-    Args:
-        directory: of all checkpoints.
-        written: the folder that `writing` has named.
-        serial: the checkpoint's number.
-        manifest: names its files.
-
-    Raises:
-        OSError: the disk is full, or does not work.
-        CheckpointError: the manifest cannot be read again.
-    """
+    """Make a checkpoint whose files are complete the newest; `CheckpointError` if its manifest reads back otherwise."""
     (written / manifests.FILE).write_text(manifest.text(), encoding="utf-8")
     _sync(written / manifests.FILE)
     _sync(written)
@@ -161,15 +124,7 @@ def publish(directory: Path, written: Path, serial: int, manifest: Manifest) -> 
 
 
 def prune(directory: Path, keep: int) -> None:
-    """Remove the oldest checkpoints.
-
-    Args:
-        directory: of all checkpoints.
-        keep: the number of checkpoints with a manifest that stay, the newest.
-
-    Raises:
-        OSError: one cannot be removed.
-    """
+    """Remove the oldest checkpoints until `keep` of those with a manifest remain."""
     seen = 0
     for serial in serials(directory):
         folder = path_of(directory, serial)

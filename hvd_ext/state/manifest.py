@@ -33,11 +33,9 @@ class Manifest(BaseModel):
     Attributes:
         version: of this schema.
         id: the same text in the folders of all ranks, and in no other checkpoint.
-        reason: why it was saved.
         created: date and time, ISO 8601, UTC.
         epoch: the epoch to go on with, from 0.
         step: the number of its batches that are done.
-        ranks: the number of ranks.
         hosts: the number of ranks on each host, in the order of the hosts' first ranks.
         versions: of hvd_ext, Python, NumPy, TensorFlow and Keras.
         variables: path, dtype and shape of the variables of the model and of its optimizers.
@@ -84,15 +82,7 @@ def rank_file(rank: int) -> str:
 
 
 def parse(text: str, subject: str) -> Manifest:
-    """Read a manifest from JSON.
-
-    Args:
-        text: the JSON.
-        subject: begins the message of an error.
-
-    Raises:
-        CheckpointError: the text is no manifest, or one of a later version.
-    """
+    """Read a manifest from JSON; `CheckpointError` if the text is no manifest, or one of a later version."""
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
@@ -102,11 +92,7 @@ def parse(text: str, subject: str) -> Manifest:
 
 
 def read(folder: Path) -> Manifest:
-    """Read the manifest of a checkpoint's folder.
-
-    Raises:
-        CheckpointError: it is missing or damaged.
-    """
+    """Read the manifest of a checkpoint's folder; `CheckpointError` if it is missing or damaged."""
     try:
         text = (folder / FILE).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -115,11 +101,7 @@ def read(folder: Path) -> Manifest:
 
 
 def described(path: Path) -> File:
-    """Read a file and describe it.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Read a file and describe it."""
     digest = hashlib.sha256()
     nbytes = 0
     with path.open("rb") as file:
@@ -130,16 +112,7 @@ def described(path: Path) -> File:
 
 
 def check(folder: Path, manifest: Manifest, names: Iterable[str]) -> None:
-    """Read files of a checkpoint, and compare them with the manifest.
-
-    Args:
-        folder: of the checkpoint.
-        manifest: of the checkpoint.
-        names: of the files to read.
-
-    Raises:
-        CheckpointError: a file is missing, or differs from what was written.
-    """
+    """Compare files of a checkpoint with its manifest; `CheckpointError` if a file is missing or differs."""
     entries = {entry.name: entry for entry in manifest.files}
     for name in names:
         expected = entries.get(name)

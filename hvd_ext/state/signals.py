@@ -13,11 +13,7 @@ from hvd_ext.errors import InvalidError
 
 
 def check(names: Sequence[str]) -> tuple[str, ...]:
-    """Check names of signals, such as "SIGTERM", and give them back.
-
-    Raises:
-        InvalidError: a name is not that of a signal, or of one that no program can take.
-    """
+    """Check names of signals such as "SIGTERM", and give them back; `InvalidError` if no program can take one."""
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise InvalidError(f"signals ({names!r}): must be a sequence of names, such as ('SIGTERM', 'SIGUSR1')")
     for name in names:
@@ -35,7 +31,6 @@ class Watch:
         """Take the names of the signals.
 
         Args:
-            names: of the signals.
             running: tells, from the frame in which a signal came, whether the code that looks at `seen` still runs.
                 Training that has ended by an exception has not called `stop`, and a signal must then end the process.
         """
@@ -45,11 +40,7 @@ class Watch:
         self._before: dict[int, Any] = {}
 
     def start(self) -> bool:
-        """Begin to note the signals.
-
-        Returns:
-            False where it cannot, because Python lets only the main thread take signals.
-        """
+        """Begin to note the signals; return False outside of the main thread, where Python takes no signals."""
         self.seen = None
         if threading.current_thread() is not threading.main_thread():
             return not self.names

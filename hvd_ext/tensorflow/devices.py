@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import os
 import platform
 from collections.abc import Iterable, Sequence
@@ -16,12 +15,12 @@ import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, runtime
+from hvd_ext.job.log import logger
 from hvd_ext.options import compatibility
 
-logger = logging.getLogger("hvd_ext")
 HOST = "CPU:0"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_said: set[str] = set()  # the warnings that this process has logged
+_logged: set[str] = set()  # the warnings that this process has logged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +28,6 @@ class Seen:
     """A rank's report about its GPUs.
 
     Attributes:
-        host: the name of its host.
         gpus: the number of GPUs that TensorFlow lists.
         visible: the rank's CUDA_VISIBLE_DEVICES, or None.
         initialized: whether TensorFlow already uses several of the GPUs.
@@ -79,19 +77,15 @@ def pin_gpu(*, memory_growth: bool = True) -> Any:
 
 def on_gpu(variables: Iterable[Any]) -> bool:
     """Tell whether variables, of Keras or of TensorFlow, are all on GPUs; what has no device is not."""
-    real = (one if isinstance(one, tf.Variable) else getattr(one, "value", one) for one in variables)
-    return all(":GPU:" in (getattr(one, "device", None) or "") for one in real)
+    tensors = (
+        variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
+        for variable in variables
+    )
+    return all(":GPU:" in (getattr(variable, "device", None) or "") for variable in tensors)
 
 
 def refuse_xla(label: str) -> None:
-    """Refuse a function that XLA will compile, while the function is traced; eager calls pass.
-
-    Args:
-        label: the optimizer, tape or collective, for messages.
-
-    Raises:
-        InvalidError: XLA will compile the graph under construction, or a graph around it.
-    """
+    """Raise `InvalidError` if XLA will compile the graph under construction, or one around it; eager calls pass."""
     if not tf.executing_eagerly() and under_xla():
         raise InvalidError(f"{label}: {compatibility.XLA}")
 
@@ -108,21 +102,11 @@ def under_xla() -> bool:
 
 
 def choose(answers: Sequence[Seen]) -> list[int | None]:
-    """Choose a GPU for each rank.
-
-    Args:
-        answers: the ranks' reports, by rank.
-
-    Returns:
-        For each rank the place in TensorFlow's list of GPUs, or None if there is no GPU.
-
-    Raises:
-        InvalidError: see `pin_gpu`.
-    """
+    """Give each rank its GPU's place in TensorFlow's list, or None; `InvalidError` as `pin_gpu`."""
     chosen: list[int | None] = []
     for rank, seen in enumerate(answers):
-        here = [other for other, answer in enumerate(answers) if answer.host == seen.host]
-        place = here.index(rank)
+        on_host = [other for other, answer in enumerate(answers) if answer.host == seen.host]
+        place = on_host.index(rank)
         if seen.initialized:
             raise InvalidError(
                 f"pin_gpu: rank {rank} of host {seen.host} uses its {seen.gpus} GPUs already, and TensorFlow cannot "
@@ -130,8 +114,8 @@ def choose(answers: Sequence[Seen]) -> list[int | None]:
             )
         if not seen.gpus:
             chosen.append(None)
-        elif seen.gpus == 1 and seen.visible and len(here) > 1:
-            twins = [other for other in here if answers[other].visible == seen.visible]
+        elif seen.gpus == 1 and seen.visible and len(on_host) > 1:
+            twins = [other for other in on_host if answers[other].visible == seen.visible]
             if len(twins) > 1:
                 raise InvalidError(
                     f"pin_gpu: ranks {', '.join(map(str, twins))} of host {seen.host} share one GPU "
@@ -140,7 +124,7 @@ def choose(answers: Sequence[Seen]) -> list[int | None]:
             chosen.append(0)
         elif place >= seen.gpus:
             raise InvalidError(
-                f"pin_gpu: host {seen.host} has {seen.gpus} GPUs for {len(here)} ranks, none for rank {rank} (local "
+                f"pin_gpu: host {seen.host} has {seen.gpus} GPUs for {len(on_host)} ranks, none for rank {rank} (local "
                 f"rank {place}); start as many ranks on each host as it has GPUs, or hide the GPUs: {VISIBLE}=-1"
             )
         else:
@@ -154,8 +138,8 @@ def warn_of_shared() -> None:
     if job is None or job.hosts.count(job.hosts[job.engine.rank]) < 2:
         return
     seen = len(tf.config.get_visible_devices("GPU"))
-    if seen > 1 and "shared" not in _said:
-        _said.add("shared")
+    if seen > 1 and "shared" not in _logged:
+        _logged.add("shared")
         logger.warning(
             "rank %d sees %d GPUs, and so do the other ranks of host %s: TensorFlow takes memory of all of them in "
             "every rank; call hvd_ext.pin_gpu() right after init()",
@@ -166,12 +150,7 @@ def warn_of_shared() -> None:
 
 
 class OnHost:
-    """The functions of a library of ops, which run on the CPU whatever device the caller has chosen.
-
-    Args:
-        module: the library, from `tf.load_op_library`.
-        anywhere: the names of functions whose ops run on the device that the caller has chosen.
-    """
+    """The functions of a library of ops, which run on the CPU, but those named `anywhere` on the caller's device."""
 
     def __init__(self, module: Any, anywhere: Sequence[str] = ()) -> None:
         self._module, self._anywhere = module, anywhere

@@ -50,9 +50,6 @@ def is_layer(value: Any) -> bool:
 def walk(root: Any) -> Iterator[tuple[Any, Any]]:
     """Yield what a model holds: its attributes, those of its layers, losses and metrics, and members of containers.
 
-    Args:
-        root: a model or layer.
-
     Yields:
         The model, layer, loss or metric that holds an object, and the object. Each object comes once, in an order that
         depends only on how the model was made.
@@ -86,7 +83,6 @@ def stateful(model: Any, local_layers: Sequence[Any] = (), local_keys: Collectio
     """List the layers of a model that have a state besides their variables.
 
     Args:
-        model: a model or layer.
         local_layers: layers that are left out, with all that is in them.
         local_keys: keys of variables (`kinds.key`); a layer that has no others is left out.
 
@@ -105,9 +101,6 @@ def refresh(model: Any) -> None:
 
     A layer of the user's own takes part by a method `finalize_state`. Functions that a model has traced with other
     constants are traced again.
-
-    Args:
-        model: of any Keras, or one of its layers.
     """
     layers = stateful(model)
     before = [_constants(layer) for layer in layers]
@@ -126,9 +119,6 @@ def refuse(where: str, layers: Sequence[Checksums], ranks: Sequence[int], when: 
     """Refuse layers whose state differs between ranks.
 
     Args:
-        where: the start of the message.
-        layers: what `checksums` returned, by rank.
-        ranks: the numbers of these ranks in the job.
         when: when the states must be equal, for the message; begins with a space.
         first: the place of the rank that the others are compared with.
 
@@ -136,14 +126,14 @@ def refuse(where: str, layers: Sequence[Checksums], ranks: Sequence[int], when: 
         MismatchError: the message names the layer.
     """
     expected = layers[first]
-    for rank, own in zip(ranks, layers, strict=True):
-        if len(own) != len(expected):
+    for rank, present in zip(ranks, layers, strict=True):
+        if len(present) != len(expected):
             raise MismatchError(
                 f"{where}: all ranks must have the same layers with a vocabulary or constants of their own; rank "
-                f"{rank} has {[name for name, _ in own]}, rank {ranks[first]} has {[name for name, _ in expected]}"
+                f"{rank} has {[name for name, _ in present]}, rank {ranks[first]} has {[name for name, _ in expected]}"
             )
-        for (_, mine), (name, theirs) in zip(own, expected, strict=True):
-            if mine != theirs:
+        for (_, checksum), (name, expected_checksum) in zip(present, expected, strict=True):
+            if checksum != expected_checksum:
                 raise MismatchError(
                     f"{where}: layer {name!r} must have the same vocabulary, bin boundaries, constants and "
                     f"configuration on all ranks{when}; those of rank {rank} and rank {ranks[first]} differ; call "
@@ -155,11 +145,7 @@ def refuse(where: str, layers: Sequence[Checksums], ranks: Sequence[int], when: 
 
 
 def copy(layer: Any) -> State:
-    """Copy the state of a layer, also its own variables.
-
-    Raises:
-        HvdExtError: the layer's methods that save it have failed; the message names it.
-    """
+    """Copy a layer's state, also its own variables; `HvdExtError` with its name if its methods fail."""
     with _naming(layer):
         variables: dict[str, Any] = {}
         layer.save_own_variables(variables)
@@ -177,11 +163,7 @@ def copy(layer: Any) -> State:
 
 
 def give(layer: Any, state: Mapping[str, np.ndarray]) -> None:
-    """Give a layer what `copy` has copied.
-
-    Raises:
-        HvdExtError: the layer's methods that load it have failed; the message names it.
-    """
+    """Give a layer what `copy` has copied; `HvdExtError` with its name if its methods fail."""
 
     def parts(prefix: str) -> dict[str, np.ndarray]:
         return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
@@ -204,48 +186,34 @@ def give(layer: Any, state: Mapping[str, np.ndarray]) -> None:
 
 
 def collect(model: Any, places: Iterable[int] | None = None) -> State:
-    """Copy the states of the layers of a model, for a checkpoint.
-
-    Args:
-        model: a model or layer.
-        places: of the layers in `stateful`; None for all.
-
-    Returns:
-        The parts of all states, whose names begin with the layers' places.
-
-    Raises:
-        HvdExtError: a layer cannot be copied; the message names it.
-    """
-    found = stateful(model)
-    chosen = range(len(found)) if places is None else places
-    return {f"{place}/{key}": value for place in chosen for key, value in copy(found[place]).items()}
+    """Copy the states of the layers at places of `stateful`, or of all; names begin with the layers' places."""
+    layers = stateful(model)
+    chosen = range(len(layers)) if places is None else places
+    return {f"{place}/{key}": value for place in chosen for key, value in copy(layers[place]).items()}
 
 
 def restore(model: Any, saved: Mapping[str, np.ndarray]) -> None:
-    """Give the layers of a model what `collect` has copied, and have them compute their constants again.
-
-    Raises:
-        CheckpointError: the model has no such layer.
-        HvdExtError: a layer cannot take its state; the message names it.
-    """
-    found = stateful(model)
-    before = checksums(found)
+    """Give layers what `collect` has copied; `CheckpointError`, `HvdExtError` if a layer is missing or refuses."""
+    layers = stateful(model)
+    before = checksums(layers)
     states: dict[int, State] = {}
     for name, value in saved.items():
         place, _, key = name.partition("/")
         states.setdefault(int(place), {})[key] = value
     for place, state in states.items():
-        if place >= len(found):
+        if place >= len(layers):
             raise CheckpointError(
-                f"model {model.name!r}: it has {len(found)} layers with a vocabulary or constants of their own, but "
+                f"model {model.name!r}: it has {len(layers)} layers with a vocabulary or constants of their own, but "
                 f"the checkpoint has a state of layer {place}; use the same model, or another directory"
             )
-        own = copy(found[place])
-        if own.keys() != state.keys() or not all(np.array_equal(own[key], value) for key, value in state.items()):
-            give(found[place], state)
-    for layer in found:
+        present = copy(layers[place])
+        if present.keys() != state.keys() or not all(
+            np.array_equal(present[key], value) for key, value in state.items()
+        ):
+            give(layers[place], state)
+    for layer in layers:
         _finalize(layer)
-    if checksums(found) != before:
+    if checksums(layers) != before:
         _trace_again(model)
 
 
@@ -259,11 +227,7 @@ def send(
     """Give all ranks the state that the layers of a model have on one rank; all ranks call it.
 
     Args:
-        where: the name of the exchanges, and the start of messages.
-        model: a model or layer.
         root_rank: the rank whose state all ranks get, counted in the job.
-        process_set: the ranks that take part; None for all.
-        local_keys: as for `stateful`.
 
     Raises:
         MismatchError: the ranks have different layers, or a layer does not take the root's state; on all ranks.
@@ -274,9 +238,11 @@ def send(
     root = consensus.place_of_root(engine, root_rank)
     ranks = consensus.exchange(engine, f"{where}: layers", lambda: checksums(layers))
     different = [
-        place for place, one in enumerate(ranks[root]) if any(each[place : place + 1] != [one] for each in ranks)
+        place
+        for place, checksum in enumerate(ranks[root])
+        if any(of_rank[place : place + 1] != [checksum] for of_rank in ranks)
     ]
-    if any(len(each) != len(layers) for each in ranks):
+    if any(len(of_rank) != len(layers) for of_rank in ranks):
         refuse(where, ranks, engine.ranks, first=root)
     if not different:
         return
@@ -289,13 +255,13 @@ def send(
     consensus.exchange(engine, f"{where}: states of layers", copied)
     sent = objects.broadcast_object(states, root_rank, name=f"{where}: states of layers", process_set=process_set)
 
-    def given() -> Checksums:
+    def restored() -> Checksums:
         for place, state in zip(different, sent, strict=True):
             if engine.rank != root:
                 give(layers[place], state)
         return checksums(layers)
 
-    refuse(where, consensus.exchange(engine, f"{where}: layers have their states", given), engine.ranks, first=root)
+    refuse(where, consensus.exchange(engine, f"{where}: layers have their states", restored), engine.ranks, first=root)
     _trace_again(model)
 
 

@@ -17,6 +17,7 @@ from hvd_ext.errors import NativeLibraryError
 from hvd_ext.job.runtime import Runtime
 from hvd_ext.tensorflow import devices, ops, sharing
 from hvd_ext.tensorflow.collectives import calls, single
+from hvd_ext.tensorflow.gradients import kinds
 
 BLOCK = 65536
 # The length of a sketch. It gives the norm of a longer tensor with a standard deviation of 1 / sqrt(2 SKETCH), 4 %,
@@ -28,7 +29,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 def usable(variables: Sequence[Any]) -> bool:
     """Say whether the ops can work on variables: there is a library, and neither a GPU nor XLA has to do with them."""
     return (
-        all(tf.as_dtype(one.dtype).name in DTYPES and not devices.on_gpu([one]) for one in variables)
+        all(tf.as_dtype(variable.dtype).name in DTYPES and not devices.on_gpu([variable]) for variable in variables)
         and not devices.under_xla()
         and _is_there()
     )
@@ -38,22 +39,16 @@ def squares(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Give the sum of the squares of each tensor, float64."""
     groups = _by_dtype(tensors)
     library = ops.library()
-    found = [library.hvd_ext_squared_norms([tensors[i] for i in group]) for group in groups]
-    return _in_order(tf.concat(found, 0), groups)
+    squares_of_groups = [library.hvd_ext_squared_norms([tensors[i] for i in group]) for group in groups]
+    return _in_order(tf.concat(squares_of_groups, 0), groups)
 
 
 def divided_squares(tensors: Sequence[tf.Tensor], job: Runtime, name: str) -> tf.Tensor:
-    """Give what `squares` gives, with the same bits, from all ranks, each of which sums some of the blocks.
-
-    Args:
-        tensors: of known shapes, with the same values on all ranks.
-        job: the runtime of the ranks.
-        name: matches the ranks' calls.
-    """
+    """Give `squares`, with the same bits, by blocks divided among the ranks; equal tensors of known shapes."""
     groups = _by_dtype(tensors)
     sizes = tuple(tuple(_elements(tensors[i]) for i in group) for group in groups)
     parts, counts = _kept_division(sizes, job.engine.size)
-    library, mine, begin = ops.library(), [tf.zeros(0, tf.float64)], 0
+    library, parts_of_rank, begin = ops.library(), [tf.zeros(0, tf.float64)], 0
     remaining = iter(counts)
     for group in groups:
         used: list[tf.Tensor] = []  # a tensor of which this rank has no block is no input of the op
@@ -61,30 +56,22 @@ def divided_squares(tensors: Sequence[tf.Tensor], job: Runtime, name: str) -> tf
         before = 0  # blocks of the used tensors
         for i in group:
             count = next(remaining)
-            own = [block - begin for block in parts[job.engine.rank] if begin <= block < begin + count]
-            if own:
+            local = [block - begin for block in parts[job.engine.rank] if begin <= block < begin + count]
+            if local:
                 used.append(tensors[i])
-                blocks += [before + block for block in own]
+                blocks += [before + block for block in local]
                 before += count
             begin += count
         if used:
-            mine.append(library.hvd_ext_block_squares(used, tf.constant(blocks, tf.int64)))
+            parts_of_rank.append(library.hvd_ext_block_squares(used, tf.constant(blocks, tf.int64)))
     call = calls.Call("pto", job, ops.call_name("pto", name, job), False)
-    everyone = single.gathered(call, tf.concat(mine, 0), calls.signature("pto", f"blocks {begin}"))
+    gathered = single.gathered(call, tf.concat(parts_of_rank, 0), calls.signature("pto", f"blocks {begin}"))
     places = np.argsort(np.array([block for part in parts for block in part], np.int64))
-    return _in_order(library.hvd_ext_add_blocks(tf.gather(everyone, places), counts=counts), groups)
+    return _in_order(library.hvd_ext_add_blocks(tf.gather(gathered, places), counts=counts), groups)
 
 
 def division(sizes: Sequence[Sequence[int]], ranks: int) -> tuple[list[list[int]], list[int]]:
-    """Divide the blocks of tensors among ranks.
-
-    Args:
-        sizes: the numbers of elements of the tensors, in groups.
-        ranks: their number.
-
-    Returns:
-        For each rank its blocks, which are counted over all tensors; and for each tensor the number of its blocks.
-    """
+    """Divide blocks of tensors: the blocks of each rank, counted over all tensors, and their number in each tensor."""
     flat = [size for group in sizes for size in group]
     counts = [-(-size // BLOCK) for size in flat]
     costs = [min(BLOCK, size - begin) for size in flat for begin in range(0, size, BLOCK)]
@@ -106,7 +93,7 @@ def sketches(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     Returns:
         float32 [tensors, SKETCH]. A tensor of at most SKETCH elements has its own norm.
     """
-    longest = max((_elements(one) for one in tensors), default=0)
+    longest = max((_elements(tensor) for tensor in tensors), default=0)
     # whole blocks have signs of their own, or blocks that are alike would be added up or cancel each other
     signs, block_signs = _sign_words(BLOCK // SKETCH, 0), _sign_words(longest // BLOCK, 1)
     return ops.library().hvd_ext_sketches(list(tensors), signs, block_signs)
@@ -124,13 +111,13 @@ def apply_lars(
 ) -> None:
     """Update float32 variables by one step of LARS; see the op's text in tf_ops/ops/lars.cc."""
     ops.library().hvd_ext_apply_lars(
-        [_tensorflows(one).handle for one in weights],
-        [_tensorflows(one).handle for one in velocities],
+        [kinds.inner(variable).handle for variable in weights],
+        [kinds.inner(variable).handle for variable in velocities],
         list(gradients),
         scales,
         momentum,
         rate,
-        decays=[float(one) for one in decays],
+        decays=[float(decay) for decay in decays],
         nesterov=nesterov,
     )
 
@@ -151,22 +138,18 @@ def _is_there() -> bool:
         return False
 
 
-def _tensorflows(variable: Any) -> tf.Variable:
-    return variable if isinstance(variable, tf.Variable) else variable.value
-
-
 def _elements(tensor: tf.Tensor) -> int:
     return int(tensor.shape.num_elements())
 
 
 def _by_dtype(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
     groups: dict[str, list[int]] = {}
-    for place, one in enumerate(tensors):
-        groups.setdefault(one.dtype.name, []).append(place)
+    for place, tensor in enumerate(tensors):
+        groups.setdefault(tensor.dtype.name, []).append(place)
     return list(groups.values())
 
 
-def _in_order(found: tf.Tensor, groups: Sequence[Sequence[int]]) -> tf.Tensor:
+def _in_order(values: tf.Tensor, groups: Sequence[Sequence[int]]) -> tf.Tensor:
     if len(groups) == 1:
-        return found
-    return tf.gather(found, np.argsort([place for group in groups for place in group]))
+        return values
+    return tf.gather(values, np.argsort([place for group in groups for place in group]))

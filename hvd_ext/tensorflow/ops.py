@@ -38,23 +38,13 @@ def plain(function: Function) -> Function:
     """Keep AutoGraph from rewriting a function that a user calls while tracing, and everything that it calls.
 
     Unlike TensorFlow's decorator this one keeps the function's signature for type checkers.
-
-    Args:
-        function: the function.
     """
     return tf.autograph.experimental.do_not_convert(function)
 
 
 @libraries.once
 def library() -> Any:
-    """Load the ops, once.
-
-    Returns:
-        TensorFlow's module of the ops, with all ops that communicate placed on the CPU.
-
-    Raises:
-        NativeLibraryError: the library is missing, does not load, or was built for another TensorFlow.
-    """
+    """Load the ops; those that communicate run on the CPU. `NativeLibraryError` if they do not fit this TensorFlow."""
     versions.check("tensorflow", tf.__version__)
     native.load()
     if not native.OPS.exists():
@@ -112,18 +102,17 @@ def together(
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Make gradients of a graph wait for each other; see the op's text in tf_ops/ops/gradient.cc.
 
-    Args:
-        gradients: tensors and slices in any number, of any dtypes, on any devices.
-        after: operations that they shall wait for too.
-
     Returns:
         The same values, none of which is ready before all are. Eager tensors are ready, and are returned as they are.
         Slices keep the object that is their dense_shape, so that the graph knows their shape.
     """
     if not gradients or tf.executing_eagerly():
         return list(gradients)
-    slices = [isinstance(one, tf.IndexedSlices) for one in gradients]
-    parts = [(one.values, one.indices) if sliced else (one,) for one, sliced in zip(gradients, slices, strict=True)]
+    slices = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
+    parts = [
+        (gradient.values, gradient.indices) if sliced else (gradient,)
+        for gradient, sliced in zip(gradients, slices, strict=True)
+    ]
     tensors = [tensor for tensors in parts for tensor in tensors]
     # the outputs of one op are ready at once; a tensor from outside of the graph has no op
     if not after and len({id(getattr(tensor, "op", tensor)) for tensor in tensors}) == 1:
@@ -131,8 +120,8 @@ def together(
     with tf.control_dependencies(after):
         ready = iter(library().hvd_ext_together(tensors))
     return [
-        tf.IndexedSlices(next(ready), next(ready), one.dense_shape) if sliced else next(ready)
-        for one, sliced in zip(gradients, slices, strict=True)
+        tf.IndexedSlices(next(ready), next(ready), gradient.dense_shape) if sliced else next(ready)
+        for gradient, sliced in zip(gradients, slices, strict=True)
     ]
 
 
@@ -146,18 +135,6 @@ def allgather(name: Any, tensor: tf.Tensor, signature: Any = "", **attributes: A
     return library().hvd_ext_allgather(name, tensor, signature, **attributes)
 
 
-def broadcast(name: Any, tensor: tf.Tensor, root: int, signature: Any = "", **attributes: Any) -> tf.Tensor:
-    """Give all ranks the root's tensor; see the op's text in tf_ops/ops/collective.cc."""
-    return library().hvd_ext_broadcast(name, tensor, signature, root=root, **attributes)
-
-
-def reducescatter(
-    name: Any, tensor: tf.Tensor, op: int, wire: str = "", signature: Any = "", **attributes: Any
-) -> tf.Tensor:
-    """Give each rank its part of the sum; see the op's text in tf_ops/ops/collective.cc."""
-    return library().hvd_ext_reducescatter(name, tensor, signature, reduce_op=op, wire=wire, **attributes)
-
-
 def alltoall(
     name: Any, tensor: tf.Tensor, splits: tf.Tensor, has_splits: bool, signature: Any = "", **attributes: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -166,18 +143,9 @@ def alltoall(
     return result, received
 
 
-def barrier(name: Any, signature: Any = "", **attributes: Any) -> tf.Operation | None:
-    """Wait for all ranks; see the op's text in tf_ops/ops/collective.cc."""
-    return library().hvd_ext_barrier(name, signature, **attributes)
-
-
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Translate the exceptions of our eager ops into ours; a running graph raises TensorFlow's own.
-
-    Raises:
-        HvdExtError: the subclass for the code of TensorFlow's exception (`hvd_ext.errors.TENSORFLOW_CODES`).
-    """
+    """Translate exceptions of our eager ops by `errors.TENSORFLOW_CODES`; a running graph raises TensorFlow's own."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -191,8 +159,8 @@ def translated() -> Iterator[None]:
         return
     try:
         errors.raise_for(code, message)
-    except errors.HvdExtError as ours:
-        raise ours from raised
+    except errors.HvdExtError as translation:
+        raise translation from raised
 
 
 def memory_of_graph() -> dict[Any, Any]:
@@ -206,8 +174,6 @@ def call_name(kind: str, name: str | None, job: runtime.Runtime | None = None) -
     Args:
         kind: the collective, such as "allreduce". Default names count the calls of a kind: in eager mode those of the
             job, else those of the outermost function.
-        name: the user's name, or None.
-        job: the runtime of the ranks that take part; None for all ranks.
 
     Returns:
         The name. Calls in one function run in no particular order, so the second call of a name there gets "#2", and

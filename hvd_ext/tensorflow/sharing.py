@@ -56,36 +56,28 @@ def pto(
         CommunicationError: a peer is gone or stayed away.
     """
     with calls.preparing("pto", None, process_set) as call:
-        given = _listed(function, tensors)
-        costs = _costs(given, cost)
+        listed = _listed(function, tensors)
+        costs = _costs(listed, cost)
         trace = functools.cache(functools.partial(_traced, function))
-        traced = [trace(tf.TensorSpec(one.shape, one.dtype)) for one in given]
+        traced = [trace(tf.TensorSpec(tensor.shape, tensor.dtype)) for tensor in listed]
         signature = calls.signature(
             "pto",
-            f"number of tensors {len(given)}",
-            *(f"tensor {i} {calls.described(one)}, cost {costs[i]!r}" for i, one in enumerate(given)),
+            f"number of tensors {len(listed)}",
+            *(f"tensor {i} {calls.described(tensor)}, cost {costs[i]!r}" for i, tensor in enumerate(listed)),
             *(f"result {i} {spec.dtype.name}{spec.shape.as_list()}" for i, (_, spec) in enumerate(traced)),
         )
         size, rank = call.job.engine.size, call.job.engine.rank
         parts = shares(costs, size)
-        mine = [_bytes(traced[i][0](given[i]), traced[i][1]) for i in parts[rank]]
-    joined = single.gathered(call, tf.concat([tf.zeros(0, tf.uint8), *mine], 0), signature)
+        local = [_bytes(traced[i][0](listed[i]), traced[i][1]) for i in parts[rank]]
+    joined = single.gathered(call, tf.concat([tf.zeros(0, tf.uint8), *local], 0), signature)
     order = [i for part in parts for i in part]
     pieces = tf.split(joined, [_nbytes(traced[i][1]) for i in order]) if order else []
-    found = {i: _of_bytes(piece, traced[i][1]) for i, piece in zip(order, pieces, strict=True)}
-    return [_without_gradient(found[i], one) for i, one in enumerate(given)]
+    results = {i: _of_bytes(piece, traced[i][1]) for i, piece in zip(order, pieces, strict=True)}
+    return [_without_gradient(results[i], tensor) for i, tensor in enumerate(listed)]
 
 
 def shares(costs: Sequence[float], ranks: int) -> list[list[int]]:
-    """Divide pieces of work among ranks: the most costly first, each to the rank that has least so far.
-
-    Args:
-        costs: of the pieces, at least 0.
-        ranks: their number.
-
-    Returns:
-        For each rank the numbers of its pieces, ascending; the same for the same arguments.
-    """
+    """Divide work by costs: the most costly first, each to the rank with least so far; ascending pieces by rank."""
     parts: list[list[int]] = [[] for _ in range(ranks)]
     loads = [(0.0, rank) for rank in range(ranks)]
     for piece in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
@@ -119,7 +111,6 @@ class Trial:
 
         Args:
             inputs: a time begins when they are there.
-            alone: the way without other ranks.
             together: the way with all ranks; its result has the same shape and dtype.
             worst: gives the maximum of a vector over the ranks.
 
@@ -159,9 +150,9 @@ def _faster(times: tf.Tensor, worst: Callable[[tf.Tensor], tf.Tensor]) -> tf.Ten
     Alone, a step waits for the slowest rank. Together all ranks wait for the one that begins last; its time, which is
     the shortest, is what this way costs.
     """
-    own = tf.reshape(times, [_TRIALS, 2])[1:]
-    alone, together = tf.split(worst(tf.concat([own[:, 0], -own[:, 1]], 0)), 2)
-    middle = [tf.sort(one)[(_TRIALS - 1) // 2] for one in (alone, -together)]
+    trials = tf.reshape(times, [_TRIALS, 2])[1:]
+    alone, together = tf.split(worst(tf.concat([trials[:, 0], -trials[:, 1]], 0)), 2)
+    middle = [tf.sort(seconds)[(_TRIALS - 1) // 2] for seconds in (alone, -together)]
     return tf.cast(middle[1] < middle[0], tf.int32)
 
 
@@ -177,29 +168,29 @@ def _listed(function: Any, tensors: Any) -> list[tf.Tensor]:
         raise InvalidError(f"pto: function ({function!r}): must be a function of one tensor")
     if isinstance(tensors, (tf.Tensor, tf.Variable, np.ndarray)) or not isinstance(tensors, Iterable):
         raise InvalidError(f"pto: tensors ({type(tensors).__name__}): must be a list of tensors")
-    found = [dtypes.converted("pto", one, dtypes.MOVED) for one in tensors]
-    for place, one in enumerate(found):
-        if not one.shape.is_fully_defined():
-            raise InvalidError(f"pto: tensor {place} (shape {one.shape}): its shape must be known when it is traced")
-    return found
+    listed = [dtypes.converted("pto", tensor, dtypes.MOVED) for tensor in tensors]
+    for place, tensor in enumerate(listed):
+        if not tensor.shape.is_fully_defined():
+            raise InvalidError(f"pto: tensor {place} (shape {tensor.shape}): its shape must be known when it is traced")
+    return listed
 
 
 def _costs(tensors: Sequence[tf.Tensor], cost: Any) -> list[float]:
     if cost is None:
-        return [float(one.shape.num_elements() or 0) for one in tensors]
-    costs = [cost(one) for one in tensors] if callable(cost) else list(cost)
+        return [float(tensor.shape.num_elements() or 0) for tensor in tensors]
+    costs = [cost(tensor) for tensor in tensors] if callable(cost) else list(cost)
     if len(costs) != len(tensors):
         raise InvalidError(f"pto: cost ({len(costs)} numbers): must be one for each tensor; there are {len(tensors)}")
-    for place, one in enumerate(costs):
-        if isinstance(one, bool) or not isinstance(one, (int, float, np.number)) or not 0 <= one < float("inf"):
-            raise InvalidError(f"pto: cost of tensor {place} ({one!r}): must be a number, at least 0")
-    return [float(one) for one in costs]
+    for place, value in enumerate(costs):
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 <= value < float("inf"):
+            raise InvalidError(f"pto: cost of tensor {place} ({value!r}): must be a number, at least 0")
+    return [float(value) for value in costs]
 
 
-def _traced(function: Callable[[tf.Tensor], Any], given: tf.TensorSpec) -> tuple[Any, tf.TensorSpec]:
+def _traced(function: Callable[[tf.Tensor], Any], spec_of_argument: tf.TensorSpec) -> tuple[Any, tf.TensorSpec]:
     """Trace a function for a shape and a dtype, and give it with those of its result."""
-    traced = tf.function(lambda one: tf.convert_to_tensor(function(one)), autograph=False)
-    concrete = traced.get_concrete_function(given)
+    traced = tf.function(lambda tensor: tf.convert_to_tensor(function(tensor)), autograph=False)
+    concrete = traced.get_concrete_function(spec_of_argument)
     spec = tf.TensorSpec(concrete.structured_outputs.shape, concrete.structured_outputs.dtype)
     if not spec.shape.is_fully_defined():
         raise InvalidError(f"pto: result (shape {spec.shape}): its shape must follow from that of the tensor")

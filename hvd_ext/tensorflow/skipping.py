@@ -11,11 +11,7 @@ LIMIT = 100
 
 
 class Skipping:
-    """Counts the steps in a row that were skipped. All ranks skip a step or none does, so all raise the same error.
-
-    Args:
-        label: the optimizer or tape, for the message.
-    """
+    """Counts the steps in a row that were skipped. All ranks skip a step or none does, so all raise the same error."""
 
     def __init__(self, label: str) -> None:
         self._words = (
@@ -33,9 +29,6 @@ class Skipping:
         Args:
             applied: a boolean scalar, equal on all ranks: whether the step was applied.
             searching: a boolean scalar, equal on all ranks: whether skipped steps still change a loss scale.
-
-        Returns:
-            In a graph, the operation.
 
         Raises:
             HvdExtError: `LIMIT` steps in a row were skipped, and nothing is searching. A running function raises

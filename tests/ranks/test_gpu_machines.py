@@ -146,7 +146,7 @@ def test_more_ranks_than_gpus_are_refused_on_all_ranks(gpu: None, size: int) -> 
 def test_ranks_that_share_several_gpus_are_warned_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, size: int
 ) -> None:
-    monkeypatch.setattr(devices, "_said", set())
+    monkeypatch.setattr(devices, "_logged", set())
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: [0, 1])
     for _ in range(2):
         devices.warn_of_shared()

@@ -121,14 +121,12 @@ def layer(module: str) -> str:
     return "keras" if module.startswith("hvd_ext.tensorflow.keras") else module.split(".")[1]
 
 
-def needed(path: Path, *, at_import: bool = False) -> set[str]:
-    """Names the modules of the package that a file imports when it runs, or only those at its import."""
+def needed(path: Path) -> set[str]:
+    """Names the modules of the package that a file imports when it runs, in its functions too."""
 
     def found(node: ast.AST) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-                continue
-            if at_import and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             if isinstance(child, ast.ImportFrom) and child.module:
                 names = {f"{child.module}.{alias.name}" for alias in child.names}

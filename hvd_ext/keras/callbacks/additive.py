@@ -22,14 +22,7 @@ _FACTS = ("dtype", "shape", "name")
 
 
 def why_not(metric: Any) -> str:
-    """Tell why a metric's variables are not known to be sums over samples.
-
-    Args:
-        metric: a metric of Keras 3 or Keras 2; its state is the same afterwards.
-
-    Returns:
-        The reason, for a message; "" where they are sums.
-    """
+    """Tell, for a message, why a metric's variables are not known to be sums over samples; "" where they are."""
     kind = type(metric)
     if is_keras(kind):
         return ""
@@ -62,10 +55,10 @@ def _begins_at_zero(metric: Any) -> bool:
 
 def _read(function: Any, metric: Any) -> tuple[bool, bool]:
     """Tell whether an `update_state` only adds to the metric's variables, and whether it calls that of its base."""
-    found = _parsed(inspect.unwrap(getattr(function, "python_function", function)))
-    if found is None:
+    method = _parsed(inspect.unwrap(getattr(function, "python_function", function)))
+    if method is None:
         return False, False
-    me, body = found
+    me, body = method
     parents = {child: node for node in ast.walk(body) for child in ast.iter_child_nodes(node)}
     uses = [node for node in ast.walk(body) if isinstance(node, ast.Name)]
     bases = [node for node in uses if node.id == "super"]

@@ -20,12 +20,6 @@ class Callback(Hooks, keras.callbacks.Callback):
     """A callback of Keras 3 that the `fit` of Keras 2 (tf_keras) takes as well."""
 
 
-def variables(optimizer: Any) -> list[Any]:
-    """List the variables of an optimizer of Keras 3 or Keras 2; some of Keras 2 have a method for it."""
-    own = optimizer.variables
-    return list(own() if callable(own) and not isinstance(own, list) else own)
-
-
 def is_built(optimizer: Any) -> bool:
     """Tell whether an optimizer of Keras 3 or Keras 2 has its slots."""
     if _is_legacy(optimizer):
@@ -56,9 +50,6 @@ def is_number(value: Any) -> bool:
 def number(value: Any) -> float | np.ndarray | None:
     """Convert a value of the logs to numbers that can be averaged.
 
-    Args:
-        value: what a metric or a callback has put into the logs.
-
     Returns:
         A float, or a float64 array where the value has dimensions; None where it is no real number and no array or
         tensor of them.
@@ -79,8 +70,8 @@ def trains_together(model: Any) -> bool:
         of the user's own may do anything, and where only some ranks train together.
     """
     return _trains_by_itself(model) and any(
-        one._hvd_ext.reducer.options.process_set in (None, global_process_set)
-        for one in models.wrapped(model.optimizer)
+        optimizer._hvd_ext.reducer.options.process_set in (None, global_process_set)
+        for optimizer in models.wrapped(model.optimizer)
     )
 
 
@@ -101,11 +92,7 @@ def refuse_plain(model: Any) -> None:
 
 
 def check_rank(root_rank: Any) -> int:
-    """Check the argument root_rank, and give it back.
-
-    Raises:
-        InvalidError: it is no whole number from 0.
-    """
+    """Check the argument root_rank, and give it back; `InvalidError` if it is no whole number from 0."""
     if isinstance(root_rank, bool) or not isinstance(root_rank, int) or root_rank < 0:
         raise InvalidError(f"root_rank ({root_rank!r}): must be a rank, a whole number from 0")
     return root_rank
@@ -113,5 +100,5 @@ def check_rank(root_rank: Any) -> int:
 
 def _trains_by_itself(model: Any) -> bool:
     """Tell whether a model has an optimizer, and Keras' own training step."""
-    theirs = [module.Model.train_step for module in (keras, sys.modules.get("tf_keras")) if module is not None]
-    return getattr(model, "optimizer", None) is not None and type(model).train_step in theirs
+    plain_steps = [module.Model.train_step for module in (keras, sys.modules.get("tf_keras")) if module is not None]
+    return getattr(model, "optimizer", None) is not None and type(model).train_step in plain_steps

@@ -10,6 +10,7 @@ from hvd_ext.job.process import size
 from hvd_ext.keras.callbacks import base
 from hvd_ext.keras.callbacks.progress import one_bar
 from hvd_ext.keras.optimizers import models
+from hvd_ext.keras.optimizers.comparable import variables_of
 from hvd_ext.tensorflow import layers
 from hvd_ext.tensorflow.collectives.objects import allgather_object
 from hvd_ext.tensorflow.collectives.variables import broadcast_variables
@@ -138,18 +139,18 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         return [weight for weight in weights if kinds.key(weight) not in self._local]
 
     def _slots(self, optimizer: Any) -> list[Any]:
-        own = base.variables(optimizer)
-        ids = {id(variable) for variable in own}
+        variables = variables_of(optimizer)
+        ids = {id(variable) for variable in variables}
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         trained = list(getattr(inner, "_trainable_variables", ()))
         local = {index for index, variable in enumerate(trained) if kinds.key(variable) in self._local}
         # gradients that a rank has accumulated since the last update are its own: the next update averages them
-        own_slots = {id(variable) for variable in getattr(inner, "_accumulated_gradients", ())}
+        local_slots = {id(variable) for variable in getattr(inner, "_accumulated_gradients", ())}
         # an optimizer has its slots in lists, in the order of the variables that it trains
         for slots in vars(inner).values() if local else ():
             if isinstance(slots, list) and len(slots) == len(trained):
-                own_slots |= {id(slots[index]) for index in local} & ids
-        return [variable for variable in own if id(variable) not in own_slots]
+                local_slots |= {id(slots[index]) for index in local} & ids
+        return [variable for variable in variables if id(variable) not in local_slots]
 
     def _send(self, variables: list[Any]) -> None:
         if variables:
@@ -158,14 +159,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
 
 
 def check_steps(ranks: list[int | None]) -> None:
-    """Check that all ranks have the same number of steps, as far as they know it.
-
-    Args:
-        ranks: steps in an epoch, by rank; None where a rank does not know.
-
-    Raises:
-        InvalidError: two ranks differ; the message names them.
-    """
+    """Raise `InvalidError` if ranks that know their steps in an epoch (else None) have unequal numbers."""
     known = [(rank, steps) for rank, steps in enumerate(ranks) if steps is not None]
     for rank, steps in known[1:]:
         if steps != known[0][1]:

@@ -9,7 +9,8 @@ import keras
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.job.process import rank
-from hvd_ext.keras.callbacks import base
+from hvd_ext.keras.callbacks.additive import is_keras
+from hvd_ext.keras.callbacks.base import Callback
 from hvd_ext.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvd_ext.keras.callbacks.caches import CacheLogs
 from hvd_ext.keras.callbacks.ending import EndTogether
@@ -76,11 +77,11 @@ def synchronized(
         MismatchError: in `fit`, on all ranks: a setting of an optimizer differs; the message has the values by rank.
         NotInitializedError: before `init()`.
     """
-    given: list[Any] = [callbacks] if _is_callback(callbacks) else _flat(callbacks)
-    start = _taken(given, BroadcastGlobalVariablesCallback) or BroadcastGlobalVariablesCallback(root_rank)
-    end = _taken(given, EndTogether) or EndTogether()
-    average = _taken(given, MetricAverageCallback) or MetricAverageCallback(exact=True)
-    restoring = [callback for callback in given if _is(callback, ("BackupAndRestore",))]
+    listed: list[Any] = [callbacks] if _is_callback(callbacks) else _flat(callbacks)
+    start = _pop(listed, BroadcastGlobalVariablesCallback) or BroadcastGlobalVariablesCallback(root_rank)
+    end = _pop(listed, EndTogether) or EndTogether()
+    average = _pop(listed, MetricAverageCallback) or MetricAverageCallback(exact=True)
+    restoring = [callback for callback in listed if _is(callback, ("BackupAndRestore",))]
     if restoring and start.root_rank != 0:
         raise InvalidError(
             f"root_rank ({start.root_rank}): must be 0 with BackupAndRestore, which restores on rank 0; or use "
@@ -91,26 +92,28 @@ def synchronized(
             "BackupAndRestore of tf_keras: it cannot tell the other ranks at which epoch it resumes; use "
             "BackupAndRestore of Keras 3"
         )
-    every = stop_every
-    if every == "auto":
-        every = 1 if any(map(_may_stop_within_an_epoch, given)) else None
-    stop = _taken(given, StopTogether) or StopTogether(every, restored=bool(restoring))
+    steps = stop_every
+    if steps == "auto":
+        steps = 1 if any(map(_may_stop_within_an_epoch, listed)) else None
+    stop = _pop(listed, StopTogether) or StopTogether(steps, restored=bool(restoring))
     stop.restored = stop.restored or bool(restoring)
     writers = tuple(only_on_root)
-    own = [one for one in given if rank() == 0 or not (_is(one, _WRITERS) or isinstance(one, writers))]
-    for callback in own:
-        if rank() != 0 and _is_keras(type(callback)) and isinstance(getattr(callback, "verbose", None), int):
+    kept = [
+        callback for callback in listed if rank() == 0 or not (_is(callback, _WRITERS) or isinstance(callback, writers))
+    ]
+    for callback in kept:
+        if rank() != 0 and is_keras(type(callback)) and isinstance(getattr(callback, "verbose", None), int):
             callback.verbose = 0
     first = [_RestoreFirst(callback) for callback in restoring if rank() == 0]
     # `Checkpoint` saves what the others have changed, and its own ranks agree on stopping
-    last = [callback for callback in own if isinstance(callback, Checkpoint)]
+    last = [callback for callback in kept if isinstance(callback, Checkpoint)]
     # a rank that validates averages statistics before its validation, another one before the metrics are exchanged
-    statistics = [callback for callback in own if isinstance(callback, AverageStatistics)][:1]
-    logged = _taken(own, CacheLogs) or CacheLogs()
-    same = _taken(own, SameHyperparameters) or SameHyperparameters()
+    statistics = [callback for callback in kept if isinstance(callback, AverageStatistics)][:1]
+    logged = _pop(kept, CacheLogs) or CacheLogs()
+    same = _pop(kept, SameHyperparameters) or SameHyperparameters()
     others: list[Any] = []
     added: list[AverageAdded] = []
-    for callback in _backups_first([callback for callback in own if callback not in (*statistics, *last)]):
+    for callback in _backups_first([callback for callback in kept if callback not in (*statistics, *last)]):
         if _is(callback, _DECIDERS):
             added.append(AverageAdded(average, logged))
             others.append(added[-1])
@@ -129,7 +132,7 @@ def _backups_first(callbacks: list[Any]) -> list[Any]:
     return [*before, *backups, *(callback for callback in behind if callback not in backups)]
 
 
-class _RestoreFirst(base.Callback):
+class _RestoreFirst(Callback):
     """Lets a callback restore before the broadcast; in its own place of the list it restores once more."""
 
     def __init__(self, other: Any) -> None:
@@ -140,11 +143,11 @@ class _RestoreFirst(base.Callback):
         self._other.on_train_begin(logs)
 
 
-def _taken(given: list[Any], kind: type) -> Any:
+def _pop(listed: list[Any], kind: type) -> Any:
     """Take the first callback of a class out of the list; None if there is none."""
-    for index, callback in enumerate(given):
+    for index, callback in enumerate(listed):
         if isinstance(callback, kind):
-            return given.pop(index)
+            return listed.pop(index)
     return None
 
 
@@ -152,7 +155,7 @@ def _flat(callbacks: Any) -> list[Any]:
     if callbacks is None:
         return []
     if isinstance(callbacks, list | tuple):
-        return [one for part in callbacks for one in _flat(part)]
+        return [callback for part in callbacks for callback in _flat(part)]
     return [callbacks] if _is_callback(callbacks) else _flat(list(callbacks))
 
 
@@ -160,20 +163,16 @@ def _is_callback(value: Any) -> bool:
     return hasattr(value, "on_epoch_end")
 
 
-def _is_keras(kind: type) -> bool:
-    return kind.__module__.split(".")[0] in ("keras", "tf_keras")
-
-
 def _is(callback: Any, names: tuple[str, ...]) -> bool:
     """Tell whether a callback is one of these classes of Keras 3 or Keras 2, or derived from one."""
-    return any(kind.__name__ in names and _is_keras(kind) for kind in type(callback).__mro__)
+    return any(kind.__name__ in names and is_keras(kind) for kind in type(callback).__mro__)
 
 
 def _may_stop_within_an_epoch(callback: Any) -> bool:
     if _is(callback, ("TerminateOnNaN",)) or any(name in vars(callback) for name in _STEPS):  # LambdaCallback
         return True
     for kind in type(callback).__mro__:
-        if _is_keras(kind) or kind.__module__.split(".")[0] == "hvd_ext":
+        if is_keras(kind) or kind.__module__.split(".")[0] == "hvd_ext":
             return False
         if any(name in vars(kind) for name in _STEPS):
             return True

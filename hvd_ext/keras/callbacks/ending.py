@@ -83,5 +83,4 @@ class EndTogether(base.Callback):
 
 def _optimizers(model: Any, option: str) -> list[Distributed]:
     """List the wrapped optimizers of a model that have an option."""
-    found = [one for outer in models.optimizers(model) for one in models.wrapped(outer)]
-    return [one for one in found if getattr(one._hvd_ext.reducer.options, option)]
+    return [optimizer for optimizer in models.distributed(model) if getattr(optimizer._hvd_ext.reducer.options, option)]

@@ -30,22 +30,24 @@ class SameHyperparameters(base.Callback):
         """Compare."""
         if size() == 1:
             return
-        found: dict[tuple[tuple[int, ...], str], str] = {}
-        wrapped = [one for outer in models.optimizers(self.model) for one in models.wrapped(outer)]
+        settings: dict[tuple[tuple[int, ...], str], str] = {}
+        wrapped = models.distributed(self.model)
         for number, optimizer in enumerate(wrapped):
             reducer = optimizer._hvd_ext.reducer
             job = process_sets.runtime_of(reducer.options.process_set)
             if job is not None:
-                whose = f"optimizer {reducer.label!r}" + (f" ({number + 1} of {len(wrapped)})" if wrapped[1:] else "")
-                found |= {(job.engine.ranks, f"{whose}: {key}"): value for key, value in current(optimizer).items()}
-        everyone = allgather_object(found, name=_NAME)
-        for ranks, what in {key: None for of_rank in everyone for key in of_rank}:
-            values = {rank: everyone[rank].get((ranks, what), "none") for rank in ranks}
+                subject = f"optimizer {reducer.label!r}" + (f" ({number + 1} of {len(wrapped)})" if wrapped[1:] else "")
+                settings |= {
+                    (job.engine.ranks, f"{subject}: {key}"): value for key, value in current(optimizer).items()
+                }
+        by_rank = allgather_object(settings, name=_NAME)
+        for ranks, what in {key: None for of_rank in by_rank for key in of_rank}:
+            values = {rank: by_rank[rank].get((ranks, what), "none") for rank in ranks}
             having = {value: [rank for rank in values if values[rank] == value] for value in values.values()}
             if len(having) > 1:
                 words = "; ".join(
-                    f"{value} on rank{'s' * (len(those) > 1)} {rank_lists.listed(those)}"
-                    for value, those in having.items()
+                    f"{value} on rank{'s' * (len(ranks_with) > 1)} {rank_lists.listed(ranks_with)}"
+                    for value, ranks_with in having.items()
                 )
                 raise MismatchError(
                     f"fit: {what} must be the same on all ranks at the end of epoch {epoch + 1}; it is {words}; a "

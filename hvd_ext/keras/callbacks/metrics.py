@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_ext.errors import MismatchError
+from hvd_ext.job.log import logger
 from hvd_ext.job.process import rank
 from hvd_ext.keras.callbacks import additive, base
 from hvd_ext.keras.callbacks.caches import CacheLogs
@@ -20,11 +20,10 @@ from hvd_ext.tensorflow.collectives.objects import allgather_object
 Value: TypeAlias = "float | np.ndarray"
 State: TypeAlias = "list[list[np.ndarray]]"  # the variables of each metric
 _NAME = "MetricAverageCallback"
-_LOG = logging.getLogger("hvd_ext")
 _CONTAINERS = ("CompileMetrics", "MetricsList")  # of Keras 3, with metrics in them
 _NO_METRIC = "no state of a metric gives this value"
 _BY_BATCH = "Keras gives all batches the same weight in it, and the batches differ in size"
-_said: set[tuple[str, str]] = set()
+_logged: set[tuple[str, str]] = set()
 
 
 class _Sums(NamedTuple):
@@ -83,15 +82,15 @@ class MetricAverageCallback(base.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Replace the metrics in place; all ranks get the same bits."""
         self._fitting = False
-        own = numbers(logs or {})
-        sums = self._sums(own) if self.exact else {}
-        ranks = allgather_object((own, sums, _description(self.model) if self.exact else None), name=_NAME)
-        everybody = [metrics for metrics, _, _ in ranks]
-        wanted = {name: None for metrics in (everybody if self.exact else [own]) for name in metrics}
+        local = numbers(logs or {})
+        sums = self._sums(local) if self.exact else {}
+        ranks = allgather_object((local, sums, _description(self.model) if self.exact else None), name=_NAME)
+        by_rank = [metrics for metrics, _, _ in ranks]
+        names = {name: None for metrics in (by_rank if self.exact else [local]) for name in metrics}
         averages = {
             name: average
-            for name in wanted
-            if (average := _average(_NAME, name, everybody, partly=self.exact)) is not None
+            for name in names
+            if (average := _average(_NAME, name, by_rank, partly=self.exact)) is not None
         }
         exact, reasons = _exact(self.model, ranks) if self.exact else ({}, {})
         if logs is not None:
@@ -99,17 +98,17 @@ class MetricAverageCallback(base.Callback):
             self.left = numbers(logs)
         if self.exact:
             for name in averages:
-                if name not in exact and _differ(name, everybody):
+                if name not in exact and _differ(name, by_rank):
                     _say_average(name, reasons.get(name, _NO_METRIC))
             for name in exact.keys() & reasons.keys():
                 _say_average(name, reasons[name])
 
-    def _sums(self, own: dict[str, Value]) -> dict[str, _Sums]:
+    def _sums(self, local: dict[str, Value]) -> dict[str, _Sums]:
         """Give the sums from which this rank's numbers were computed, where they are still there."""
         last = _state(self.model)
-        states = {"": self._trained, "val_": last} if _has(own, "val_") else {"": last}
-        found = {prefix: _behind(self.model, own, prefix, state) for prefix, state in states.items()}
-        return {prefix: sums for prefix, sums in found.items() if sums is not None}
+        states = {"": self._trained, "val_": last} if _has(local, "val_") else {"": last}
+        sums_of = {prefix: _behind(self.model, local, prefix, state) for prefix, state in states.items()}
+        return {prefix: sums for prefix, sums in sums_of.items() if sums is not None}
 
 
 class AverageAdded(base.Callback):
@@ -144,15 +143,15 @@ class AverageAdded(base.Callback):
         """Replace what was added in place; all ranks get the same bits."""
         if not self._works:
             return
-        own = {name: value for name, value in numbers(logs or {}).items() if name not in self._caches.names}
-        ranks = allgather_object((own, own.keys() - self._average.left.keys()), name="logs")
-        everybody = [values for values, _ in ranks]
-        for name in own:
-            average = _average("fit", name, everybody, partly=False)
-            if logs is not None and average is not None and _differ(name, everybody):
+        local = {name: value for name, value in numbers(logs or {}).items() if name not in self._caches.names}
+        ranks = allgather_object((local, local.keys() - self._average.left.keys()), name="logs")
+        by_rank = [values for values, _ in ranks]
+        for name in local:
+            average = _average("fit", name, by_rank, partly=False)
+            if logs is not None and average is not None and _differ(name, by_rank):
                 logs[name] = average
         for name in sorted(set().union(*(added for _, added in ranks))):
-            if not all(name in values for values in everybody):
+            if not all(name in values for values in by_rank):
                 _say(
                     name, "a callback has put it into the logs of some ranks only, and each of them keeps its own value"
                 )
@@ -177,31 +176,27 @@ def joined_metrics(model: keras.Model) -> dict[str, Any]:
     """
     name = "joined_metrics"
     try:
-        own = numbers(model.get_metrics_result())
+        local = numbers(model.get_metrics_result())
     except ValueError:  # Keras: nothing was evaluated; the others must hear of it
-        own = {}
-    sums = _behind(model, own, "", _state(model))
-    ranks = allgather_object((own, {"": sums} if sums else {}, _description(model)), name=name)
+        local = {}
+    sums = _behind(model, local, "", _state(model))
+    ranks = allgather_object((local, {"": sums} if sums else {}, _description(model)), name=name)
     if any(described != ranks[0][2] for _, _, described in ranks) or not all(metrics for metrics, _, _ in ranks):
         raise MismatchError(
             "joined_metrics: the ranks' models must have the same metrics, and all must have evaluated something; the "
             f"metrics and the shapes of their variables are {[described for _, _, described in ranks]}, by rank"
         )
-    everybody = [metrics for metrics, _, _ in ranks]
-    averages = {one: _average(name, one, everybody, partly=True) for one in own}
+    by_rank = [metrics for metrics, _, _ in ranks]
+    averages = {metric: _average(name, metric, by_rank, partly=True) for metric in local}
     exact, reasons = _exact(model, ranks)
-    for one in reasons:
-        if one in exact or _differ(one, everybody):
-            _say_average(one, reasons[one])
+    for metric in reasons:
+        if metric in exact or _differ(metric, by_rank):
+            _say_average(metric, reasons[metric])
     return averages | exact
 
 
 def numbers(logs: dict[str, Any]) -> dict[str, Value]:
-    """Give what can be averaged of logs or metrics' results, by name; dictionaries among them are flattened.
-
-    Args:
-        logs: the values by name.
-    """
+    """Give what can be averaged of logs or metrics' results, by name; dictionaries among them are flattened."""
     converted = {name: base.number(value) for name, value in _flat(logs).items()}
     return {name: value for name, value in converted.items() if value is not None}
 
@@ -238,10 +233,10 @@ def _say_average(name: str, reason: str) -> None:
 
 def _say(name: str, words: str) -> None:
     """Log a line about a log of Keras once, on rank 0."""
-    if (name, words) not in _said:
-        _said.add((name, words))
+    if (name, words) not in _logged:
+        _logged.add((name, words))
         if rank() == 0:
-            _LOG.warning("log %r: %s", name, words)
+            logger.warning("log %r: %s", name, words)
 
 
 def _has(metrics: dict[str, Value], prefix: str) -> bool:
@@ -271,11 +266,7 @@ def _losses_by_output(model: Any) -> list[Any]:
 
 
 def _by_rows(model: Any, state: State) -> tuple[State, float | None]:
-    """Weight losses by output with rows, where Keras has counted batches.
-
-    Returns:
-        The state; and the rows of a batch, on average, or None where Keras has counted rows.
-    """
+    """Weight losses by output with rows where Keras has counted batches; also give the rows of a batch, else None."""
     places = {id(metric): place for place, metric in enumerate(_metrics(model))}
     weighted, rows = list(state), None
     for loss in _losses_by_output(model):
@@ -307,14 +298,14 @@ def _results(model: Any, state: State) -> tuple[dict[str, Value], dict[str, str]
     Returns:
         The metrics by name; for those that are no sums the reason; and the names of those that are variables.
     """
-    own = _state(model)
+    before = _state(model)
     try:
         with _others_replaced(model):
             _assign(model, state)
             results = _flat(model.get_metrics_result())
             values = numbers(results)  # at once, because a metric may give its variable
     finally:
-        _assign(model, own)
+        _assign(model, before)
     reasons = {name: value.text for name, value in results.items() if isinstance(value, _Reason)}
     return values, reasons, {name for name in values if hasattr(results[name], "assign")}
 
@@ -326,9 +317,9 @@ def _others_replaced(model: Any) -> Iterator[None]:
     try:
         for metric in _metrics(model):
             if reason := additive.why_not(metric):
-                given = tf.nest.map_structure(lambda _, text=reason: _Reason(text), metric.result())
+                result = tf.nest.map_structure(lambda _, text=reason: _Reason(text), metric.result())
                 replaced.append((metric, vars(metric).get("result")))
-                metric.result = lambda given=given: given
+                metric.result = lambda result=result: result
         yield
     finally:
         for metric, result in replaced:
@@ -344,7 +335,7 @@ def _assign(model: Any, state: State) -> None:
             variable.assign(value.astype(tf.as_dtype(variable.dtype).as_numpy_dtype))
 
 
-def _behind(model: Any, own: dict[str, Value], prefix: str, state: State | None) -> _Sums | None:
+def _behind(model: Any, local: dict[str, Value], prefix: str, state: State | None) -> _Sums | None:
     """Give the sums with the names of the numbers that come from them: a callback may have used the metrics since."""
     if not state or len(state) != len(_metrics(model)):
         return None
@@ -352,20 +343,20 @@ def _behind(model: Any, own: dict[str, Value], prefix: str, state: State | None)
         results, _, variables = _results(model, state)
     except ValueError:  # Keras: some of the model's metrics have never been used
         return None
-    names = {name for name, value in results.items() if prefix + name in own and _close(own[prefix + name], value)}
+    names = {name for name, value in results.items() if prefix + name in local and _close(local[prefix + name], value)}
     # Keras hands on a variable that is a result, and reads it after the validation
-    names |= {name for name in variables if prefix == "" and _close(own.get(name), own.get(f"val_{name}", np.nan))}
+    names |= {name for name in variables if prefix == "" and _close(local.get(name), local.get(f"val_{name}", np.nan))}
     if not names:
         return None
     weighted, rows = _by_rows(model, state)
     return _Sums(weighted, frozenset(names), rows)
 
 
-def _close(own: Value | None, value: Value) -> bool:
+def _close(logged: Value | None, value: Value) -> bool:
     return (
-        own is not None
-        and np.shape(own) == np.shape(value)
-        and np.allclose(own, value, rtol=1e-6, atol=0, equal_nan=True)
+        logged is not None
+        and np.shape(logged) == np.shape(value)
+        and np.allclose(logged, value, rtol=1e-6, atol=0, equal_nan=True)
     )
 
 

@@ -32,9 +32,6 @@ def one_bar(params: dict[str, Any] | None) -> None:
 
     Keras hands one dictionary to all callbacks of a list. Its own bar is the last of them, and takes `verbose` from
     that dictionary. verbose=2 is not changed: it is never a default.
-
-    Args:
-        params: the dictionary, which is changed.
     """
     if params and params.get("verbose") in _BARS and rank() != 0:
         params["verbose"] = 0

@@ -69,21 +69,21 @@ class AverageStatistics(base.Callback):
         if not self._under_way:
             return
         self._under_way = False
-        own = _statistics(self.model)
-        described = [f"{variable.dtype} {tuple(variable.shape)}" for variable in own]
-        ranks = allgather_object((described, model_state.digests(own)), name=_NAME)
-        for rank, (theirs, _) in enumerate(ranks):
-            if theirs != ranks[0][0]:
+        statistics = _statistics(self.model)
+        described = [f"{variable.dtype} {tuple(variable.shape)}" for variable in statistics]
+        ranks = allgather_object((described, model_state.digests(statistics)), name=_NAME)
+        for rank, (shapes, _) in enumerate(ranks):
+            if shapes != ranks[0][0]:
                 raise MismatchError(
-                    f"{_NAME}: all ranks must have the same variables that are not trained; rank {rank} has {theirs}, "
+                    f"{_NAME}: all ranks must have the same variables that are not trained; rank {rank} has {shapes}, "
                     f"rank 0 has {ranks[0][0]}"
                 )
         differing = [
             variable
-            for variable, *digests in zip(own, *(each for _, each in ranks), strict=True)
+            for variable, *digests in zip(statistics, *(digests_of for _, digests_of in ranks), strict=True)
             if len(set(digests)) > 1
         ]
-        averages = grouped_allreduce([tf.convert_to_tensor(one) for one in differing], op=Average, name=_NAME)
+        averages = grouped_allreduce([tf.convert_to_tensor(variable) for variable in differing], op=Average, name=_NAME)
         for variable, average in zip(differing, averages, strict=True):
             variable.assign(average)
         if differing:
@@ -93,10 +93,9 @@ class AverageStatistics(base.Callback):
 def _statistics(model: Any) -> list[Any]:
     """List the floating-point variables of a model of Keras 3 or Keras 2 that are not trained and not local."""
     local: set[Any] = set()
-    for optimizer in models.optimizers(model):
-        for one in models.wrapped(optimizer):
-            local |= one._hvd_ext.reducer.local_keys
-            local |= {kinds.key(weight) for layer in one._hvd_ext.local_layers for weight in layer.weights}
+    for optimizer in models.distributed(model):
+        local |= optimizer._hvd_ext.reducer.local_keys
+        local |= {kinds.key(weight) for layer in optimizer._hvd_ext.local_layers for weight in layer.weights}
     return [
         variable
         for variable in model.non_trainable_weights

@@ -45,7 +45,7 @@ class StopTogether(base.Callback):
         self._every = every
         self._epoch = 0
         self._steps = 0
-        self._wanted = False
+        self._stop_asked = False
         self._flags: RoundFlags | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -66,7 +66,7 @@ class StopTogether(base.Callback):
                     f"{epochs}, rank 0 has {ranks[0][1]}"
                 )
         self._every = min((every for _, _, every, _ in ranks if every is not None), default=None)
-        self._wanted = False
+        self._stop_asked = False
         if self.restored:
             self.model._initial_epoch = ranks[0][3]
 
@@ -79,7 +79,7 @@ class StopTogether(base.Callback):
         self._steps += 1
         self._hold_back()
         if self._every and self._flags is not None:
-            if self._wanted:
+            if self._stop_asked:
                 self._flags.send(1)
             self.model.stop_training = bool(self._flags.received())
         elif self._every and self._steps % self._every == 0:
@@ -91,12 +91,12 @@ class StopTogether(base.Callback):
         self._agree("has ended with")
 
     def _hold_back(self) -> None:
-        self._wanted = self._wanted or bool(self.model.stop_training)
+        self._stop_asked = self._stop_asked or bool(self.model.stop_training)
         self.model.stop_training = False
 
     def _agree(self, where: str) -> None:
         steps = self._steps if self._flags is None else "all"  # partial rounds take unequal numbers of batches
-        ranks = allgather_object((where, steps, self._epoch, self._wanted), name=_NAME)
+        ranks = allgather_object((where, steps, self._epoch, self._stop_asked), name=_NAME)
         for rank, (*position, _) in enumerate(ranks):
             if position != list(ranks[0][:3]):
                 raise MismatchError(

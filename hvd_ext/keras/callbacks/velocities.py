@@ -7,13 +7,12 @@ as a constant, so that setting it changes nothing. Scaling the velocity by new /
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
+from hvd_ext.tensorflow.gradients import kinds
 from hvd_ext.tensorflow.gradients.distribution import reducer_of
 
 # The attributes in which optimizers keep velocities that contain the learning rate. Muon has none: it applies the rate
@@ -33,51 +32,42 @@ class Velocities:
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
-        self._slots: Callable[[Any], list[Any]] = lambda optimizer: []
+        self._kind: type | None = None  # the class that keeps them
         self._of: list[Any] = []
         self._scale: Any = None
         momentum = getattr(optimizer, "momentum", None)
         if momentum is None or (isinstance(momentum, (int, float)) and not momentum):
             return
-        known = [_slots_of(kind) for kind in type(optimizer).__mro__ if _is_known(kind)]
-        if not known:
+        self._kind = next((kind for kind in type(optimizer).__mro__ if _is_known(kind)), None)
+        if self._kind is None:
             raise InvalidError(
                 f"momentum_correction (True): where optimizer {type(optimizer).__name__!r} keeps its momentum is not "
                 "known; pass momentum_correction=False"
             )
-        self._slots = known[0]
 
     def scale(self, ratio: float) -> None:
         """Multiply all velocities by the ratio of the new learning rate to the old one."""
-        slots = self._slots(self._optimizer)
+        slots = self._slots()
         reducer = reducer_of(self._optimizer)
         if reducer is not None:
             reducer.scale_momentum(ratio)
         if not slots:
             return
         if [id(slot) for slot in slots] != [id(slot) for slot in self._of]:
-            self._of, self._scale = slots, _scaling([_tensorflows(slot) for slot in slots])
+            self._of, self._scale = slots, _scaling([kinds.inner(slot) for slot in slots])
         self._scale(tf.constant(ratio, tf.float64))
+
+    def _slots(self) -> list[Any]:
+        if self._kind is None or not getattr(self._optimizer, "rate_in_momentum", True):  # LARS without the rate in it
+            return []
+        if "legacy" in self._kind.__module__:  # of tf_keras: the slots are by variable and by name
+            return [slots["momentum"] for slots in self._optimizer._slots.values() if "momentum" in slots]
+        attribute = _VELOCITIES[self._kind.__name__]
+        return list(getattr(self._optimizer, attribute, ())) if attribute else []
 
 
 def _is_known(kind: type) -> bool:
     return kind.__name__ in _VELOCITIES and kind.__module__.startswith(("keras.", "tf_keras.", "hvd_ext."))
-
-
-def _slots_of(kind: type) -> Callable[[Any], list[Any]]:
-    if "legacy" in kind.__module__:  # of tf_keras: the slots are by variable and by name
-        return lambda optimizer: [slots["momentum"] for slots in optimizer._slots.values() if "momentum" in slots]
-    attribute = _VELOCITIES[kind.__name__]
-    if not attribute:
-        return lambda optimizer: []
-    # LARS may have the rate outside of its momentum
-    return lambda optimizer: (
-        list(getattr(optimizer, attribute, ())) if getattr(optimizer, "rate_in_momentum", True) else []
-    )
-
-
-def _tensorflows(slot: Any) -> tf.Variable:
-    return slot.value if isinstance(slot, keras.Variable) else slot
 
 
 def _scaling(slots: list[tf.Variable]) -> Any:

@@ -25,43 +25,25 @@ States = dict[str, dict[str, np.ndarray]]
 
 
 def beside(callback: keras.callbacks.Callback) -> list[Any]:
-    """List the callbacks of `fit`, looking through the frames of the callers: Keras does not tell a callback.
-
-    Args:
-        callback: one of them, whose hook calls this.
-
-    Returns:
-        The list of `fit`, in its order; empty where there is no such list among the callers.
-    """
+    """Find the list of callbacks of `fit` in the callers' frames, since Keras does not give it; else an empty list."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         listed = getattr(frame.f_locals.get("self"), "callbacks", None)
-        if isinstance(listed, list) and any(one is callback for one in listed):
+        if isinstance(listed, list) and any(member is callback for member in listed):
             return listed
         frame = frame.f_back
     return []
 
 
 def collect(callbacks: Iterable[Any]) -> States:
-    """Copy the state of Keras' callbacks.
-
-    Args:
-        callbacks: the list of `fit`.
-
-    Returns:
-        Arrays by callback ("EarlyStopping 0" for the first of its class) and attribute.
-    """
-    return {key: dict(_arrays(one, attributes)) for key, one, attributes in _known(callbacks)}
+    """Copy the state of Keras' callbacks: arrays by callback ("EarlyStopping 0" for the first) and attribute."""
+    return {key: dict(_arrays(callback, attributes)) for key, callback, attributes in _with_state(callbacks)}
 
 
 def restore(callbacks: Iterable[Any], states: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[str, ...]:
-    """Give the callbacks of `fit` the state that `collect` has copied.
-
-    Returns:
-        The keys of the states for which there is no callback.
-    """
+    """Give the callbacks of `fit` what `collect` has copied; return the keys of states without a callback."""
     left = dict(states)
-    for key, callback, attributes in _known(callbacks):
+    for key, callback, attributes in _with_state(callbacks):
         if key in left:
             saved = left.pop(key)
             for attribute in attributes:
@@ -69,7 +51,7 @@ def restore(callbacks: Iterable[Any], states: Mapping[str, Mapping[str, np.ndarr
     return tuple(left)
 
 
-def _known(callbacks: Iterable[Any]) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+def _with_state(callbacks: Iterable[Any]) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     """Yield the callbacks that have a state, each with its key and the names of its attributes."""
     numbers = dict.fromkeys(_ATTRIBUTES, 0)
     for callback in callbacks:

@@ -27,11 +27,7 @@ except ImportError:
 
 
 def ready(model: keras.Model) -> None:
-    """Make sure that the model and its optimizers have their variables.
-
-    Raises:
-        InvalidError: it is no model of Keras 3, or variables are missing that only the user can make.
-    """
+    """Make the optimizers' variables; `InvalidError` for a model of tf_keras, or if only the user can make some."""
     if not isinstance(model, keras.Model):
         raise InvalidError(
             f"model {model.name!r}: Checkpoint needs a model of Keras 3, and this one is of tf_keras, whose fit cannot "
@@ -60,7 +56,10 @@ def variables(model: keras.Model) -> tuple[list[keras.Variable], list[keras.Vari
         generators).
     """
     written: dict[int, keras.Variable] = {}
-    for variable in (*model.weights, *(variable for one in optimizers(model) for variable in one.variables)):
+    for variable in (
+        *model.weights,
+        *(variable for optimizer in optimizers(model) for variable in optimizer.variables),
+    ):
         written.setdefault(id(variable), variable)
     return list(written.values()), [variable for variable in model.variables if id(variable) not in written]
 
@@ -71,16 +70,7 @@ def described(listed: Sequence[keras.Variable]) -> list[str]:
 
 
 def check(saved: Sequence[str], listed: Sequence[keras.Variable], subject: str) -> None:
-    """Check that a checkpoint was saved from such a model; names of layers may differ.
-
-    Args:
-        saved: what `described` gave for the saved model.
-        listed: the variables of this model.
-        subject: begins the message.
-
-    Raises:
-        CheckpointError: naming the first variable that differs.
-    """
+    """Raise `CheckpointError` with the first variable unlike that of `described` when saved; names may differ."""
     for index, (text, variable) in enumerate(zip(saved, listed, strict=False)):
         path, _, kind = text.rpartition(" ")
         if kind != _kind(variable):
@@ -101,21 +91,13 @@ def digests(listed: Sequence[keras.Variable]) -> list[str]:
 
 
 def arrays(listed: Sequence[keras.Variable], indices: Sequence[int] | None = None) -> dict[str, np.ndarray]:
-    """Copy the variables at these indices of a list, or all of them.
-
-    Returns:
-        Their values by index, as text.
-    """
+    """Copy the variables at these indices of a list, or all of them. Returns their values by index, as text."""
     indices = range(len(listed)) if indices is None else indices
     return {str(index): _values(listed[index]) for index in indices}
 
 
 def assign(listed: Sequence[keras.Variable], values: dict[str, np.ndarray], subject: str) -> None:
-    """Set variables to what `arrays` gave.
-
-    Raises:
-        CheckpointError: there is no such variable, or it has another shape.
-    """
+    """Set variables to what `arrays` gave; `CheckpointError` if there is no such variable, or it has another shape."""
     for index, value in values.items():
         variable = listed[int(index)] if int(index) < len(listed) else None
         if variable is None or tuple(variable.shape) != value.shape:
@@ -124,14 +106,7 @@ def assign(listed: Sequence[keras.Variable], values: dict[str, np.ndarray], subj
 
 
 def save(model: keras.Model, folder: Path) -> str:
-    """Write a model with its optimizers into a folder, in a file that plain Keras reads.
-
-    Returns:
-        The file's name: model.keras, or model.weights.h5 where the model cannot be described by a configuration.
-
-    Raises:
-        OSError: the disk is full, or does not work.
-    """
+    """Write a model and its optimizers for plain Keras: model.keras, or without a configuration model.weights.h5."""
     try:
         model.save(folder / "model.keras")
     except (NotImplementedError, TypeError):
@@ -190,11 +165,7 @@ def set_random_state(state: Mapping[str, np.ndarray]) -> None:
 
 
 def not_drawn_from(since: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Leave out of a state the generators that have been used since an earlier one; both come from `random_state`.
-
-    Returns:
-        The part of `state` whose generators are now as they were in `since`.
-    """
+    """Return the part of a state whose generators have not been used since an earlier state."""
     now = random_state()
     drawn = {name.split()[0] for name in now if name in since and not np.array_equal(now[name], since[name])}
     return {name: value for name, value in state.items() if name.split()[0] not in drawn}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,16 +15,15 @@ import numpy as np
 from hvd_ext import state
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job import runtime
+from hvd_ext.job.log import logger
 from hvd_ext.keras.optimizers.models import optimizers
 from hvd_ext.keras.optimizers.momentum import MomentumTaken
-from hvd_ext.state import arrays, manifest
+from hvd_ext.state import Arrays, Everyone, arrays, manifest
 from hvd_ext.state.manifest import Manifest
 from hvd_ext.tensorflow.gradients.distribution import reducer_of
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 from hvd_ext.tensorflow.topk import feedback, residuals
-from hvd_ext.tensorflow.topk.feedback import Arrays, Everyone
 
-_LOG = logging.getLogger("hvd_ext")
 _NAME = re.compile(r"(top-k|held|delayed): optimizer (\d+), variables (\d+)")
 _OF_TAPES = re.compile(r"(top-k|held|delayed|buckets): tape")
 _LAYOUT_NAME = re.compile(r"buckets: optimizer (\d+), variables (\d+)")
@@ -38,32 +36,32 @@ def collect(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:
         Arrays by owner and name, like those of `hvd_ext.state.collect`. An owner is a list of variables that one of the
         model's optimizers was applied to; its name has the optimizer's index in the model and the list's index.
     """
-    found = {}
+    states = {}
     for index, reducer in _reducers(model):
         for number, layout in reducer.save_layouts().items():
-            found[f"buckets: optimizer {index}, variables {number}"] = layout
+            states[f"buckets: optimizer {index}, variables {number}"] = layout
         what = reducer.policy.keeps
         if not what:
             continue
-        for number, one in enumerate(reducer.sets):
-            saved = one.policy.save()
+        for number, gradients in enumerate(reducer.sets):
+            saved = gradients.policy.save()
             if saved:
-                found[f"{what}: optimizer {index}, variables {number}"] = saved
-        for number, (own, _) in reducer.pending.items():
-            if own is not None:
-                found[f"{what}: optimizer {index}, variables {number}"] = dict(own)
+                states[f"{what}: optimizer {index}, variables {number}"] = saved
+        for number, (pending, _) in reducer.pending.items():
+            if pending is not None:
+                states[f"{what}: optimizer {index}, variables {number}"] = dict(pending)
             elif runtime.current().engine.rank == 0:
-                _LOG.warning(
+                logger.warning(
                     "%s: saved before its first step on another number of ranks: what the ranks carry over (%s) is "
                     "not in this checkpoint, but in the one that was restored",
                     reducer.label,
                     what,
                 )
-    return found
+    return states
 
 
 def restore(
-    model: keras.Model, states: Mapping[str, dict[str, np.ndarray]], path: Path, found: Manifest, prefix: str
+    model: keras.Model, states: Mapping[str, dict[str, np.ndarray]], path: Path, checkpoint: Manifest, prefix: str
 ) -> tuple[str, ...]:
     """Give the optimizers, and all owners of `hvd_ext.state`, their part of a checkpoint; all ranks call it.
 
@@ -73,21 +71,19 @@ def restore(
     Args:
         model: has the weights and slots of the checkpoint already.
         states: this rank's arrays, by owner; empty where the job had another number of ranks.
-        path: the checkpoint's folder.
-        found: its manifest.
         prefix: begins the owners' sections in the ranks' files.
 
     Returns:
         The owners whose part of the checkpoint is dropped.
     """
-    owners = [owner for owner in found.states if not _LAYOUT_NAME.fullmatch(owner)]
+    owners = [owner for owner in checkpoint.states if not _LAYOUT_NAME.fullmatch(owner)]
     _restore_layouts(model, states)
-    states = {owner: own for owner, own in states.items() if not _LAYOUT_NAME.fullmatch(owner)}
-    saved = {owner: functools.partial(_everyone, path, found, prefix + owner) for owner in owners}
+    states = {owner: section for owner, section in states.items() if not _LAYOUT_NAME.fullmatch(owner)}
+    saved = {owner: functools.partial(_states_of_ranks, path, checkpoint, prefix + owner) for owner in owners}
     left = [
         *state.restore(
-            {owner: own for owner, own in states.items() if not _NAME.fullmatch(owner)},
-            {owner: everyone for owner, everyone in saved.items() if not _NAME.fullmatch(owner)},
+            {owner: section for owner, section in states.items() if not _NAME.fullmatch(owner)},
+            {owner: of_ranks for owner, of_ranks in saved.items() if not _NAME.fullmatch(owner)},
         )
     ]
     by_optimizer: dict[int, dict[int, tuple[Arrays | None, Everyone]]] = {}
@@ -104,47 +100,47 @@ def restore(
         if what == "top-k" and index < len(optimizers(model)):
             _tell_of_dropped(optimizers(model)[index], states.get(owner), saved[owner])
         elif runtime.current().engine.rank == 0:
-            _LOG.warning("Checkpoint: it was saved with other options, and is dropped: %s", owner)
+            logger.warning("Checkpoint: it was saved with other options, and is dropped: %s", owner)
     for index, optimizer in enumerate(optimizers(model)):
         if index in by_optimizer:
             reducers[index].restore(by_optimizer[index])
-        one = getattr(optimizer, "inner_optimizer", optimizer)
-        if isinstance(one, MomentumTaken):
-            one.end_momentum()
+        updating = getattr(optimizer, "inner_optimizer", optimizer)
+        if isinstance(updating, MomentumTaken):
+            updating.end_momentum()
     # a tape claims its part at its first step
     return tuple(owner for owner in left if owner not in states and not _OF_TAPES.match(owner))
 
 
 def _restore_layouts(model: keras.Model, states: Mapping[str, Arrays]) -> None:
     """Go on with the buckets of a job of as many ranks; a job of another number plans its own."""
-    named = {match: own for owner, own in states.items() if (match := _LAYOUT_NAME.fullmatch(owner))}
+    named = {match: layout for owner, layout in states.items() if (match := _LAYOUT_NAME.fullmatch(owner))}
     for index, reducer in _reducers(model):
-        layouts = {int(match[2]): own for match, own in named.items() if int(match[1]) == index}
+        layouts = {int(match[2]): layout for match, layout in named.items() if int(match[1]) == index}
         if layouts:
             reducer.restore_layouts(layouts)
 
 
-def _tell_of_dropped(optimizer: Any, own: Arrays | None, everyone: Everyone) -> None:
+def _tell_of_dropped(optimizer: Any, local: Arrays | None, of_ranks: Everyone) -> None:
     """Warn of the residuals and velocities of an optimizer that has no `TopK` now."""
     if runtime.current().engine.rank != 0:
         return
-    found: list[Arrays] = []
+    states: list[Arrays] = []
     with contextlib.suppress(HvdExtError, OSError, StopIteration):  # the owner is named as dropped
-        found.append(next(iter(everyone())) if own is None else own)
+        states.append(next(iter(of_ranks())) if local is None else local)
     label = getattr(reducer_of(optimizer), "label", optimizer.name)
-    if any(key.startswith(residuals.RESIDUAL) and np.any(array) for one in found for key, array in one.items()):
-        _LOG.warning(
+    if any(key.startswith(residuals.RESIDUAL) and np.any(array) for state in states for key, array in state.items()):
+        logger.warning(
             "%s: it was saved with TopK, and its residuals are lost; call hvd_ext.flush() before saving", label
         )
-    if any(map(feedback.had_momentum, found)):
+    if any(map(feedback.had_momentum, states)):
         feedback.tell_of_momentum(label, "with")
 
 
-def _everyone(path: Path, found: Manifest, section: str) -> Iterator[dict[str, np.ndarray]]:
+def _states_of_ranks(path: Path, checkpoint: Manifest, section: str) -> Iterator[dict[str, np.ndarray]]:
     """Yield a section of all ranks' files, by rank; ranks whose files lack it are left out."""
-    for rank in range(found.ranks):
+    for rank in range(checkpoint.ranks):
         name = manifest.rank_file(rank)
-        manifest.check(path, found, [name])
+        manifest.check(path, checkpoint, [name])
         with (path / name).open("rb") as file:
             sections = arrays.read(file)
         if section in sections:
@@ -152,5 +148,5 @@ def _everyone(path: Path, found: Manifest, section: str) -> Iterator[dict[str, n
 
 
 def _reducers(model: keras.Model) -> list[tuple[int, Reducer]]:
-    found = [(index, reducer_of(optimizer)) for index, optimizer in enumerate(optimizers(model))]
-    return [(index, one) for index, one in found if one is not None]
+    reducers = [(index, reducer_of(optimizer)) for index, optimizer in enumerate(optimizers(model))]
+    return [(index, reducer) for index, reducer in reducers if reducer is not None]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
-_LOG = logging.getLogger("hvd_ext")
+from hvd_ext.job.log import logger
 
 
 def before_reading(model: Any, read: Callable[[Any], object], function: str = "train_function") -> None:
@@ -66,7 +65,7 @@ class Skipping:
         """Give the model its training step back; warn if the epoch has ended too early."""
         self._model.train_function = self._step
         if self._left:
-            _LOG.warning(
+            logger.warning(
                 "Checkpoint: the epoch ended %d batches before the one at which the earlier job stopped; are the data "
                 "the same?",
                 self._left,
@@ -94,7 +93,7 @@ def _build_metrics(model: keras.Model, batch: Any) -> None:
     try:
         model._symbolic_build(data_batch=batch)
     except Exception as error:  # a training step of the user's own may need more than Keras knows
-        _LOG.info("Checkpoint: the metrics of this epoch are not restored: %s: %s", type(error).__name__, error)
+        logger.info("Checkpoint: the metrics of this epoch are not restored: %s: %s", type(error).__name__, error)
 
 
 def _metrics(model: keras.Model) -> dict[str, Any]:

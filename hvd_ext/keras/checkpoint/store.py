@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
-import logging
 import platform
 import shutil
 import time
@@ -22,13 +21,12 @@ import hvd_ext
 from hvd_ext import state
 from hvd_ext.errors import CheckpointError, HvdExtError, InvalidError
 from hvd_ext.job import consensus, runtime
+from hvd_ext.job.log import logger
 from hvd_ext.keras.checkpoint import callback_states, model_state, optimizer_states
 from hvd_ext.state import arrays, folder, manifest
 from hvd_ext.state.arrays import Sections
 from hvd_ext.state.manifest import File, Manifest
 from hvd_ext.tensorflow import layers
-
-_LOG = logging.getLogger("hvd_ext")
 
 # Sections of a rank's file; each owner of hvd_ext.state has one, whose name begins with the last of these.
 _WEIGHTS, _SEEDS, _METRICS, _RANDOM, _OWNER = "weights", "seeds", "metrics", "random", "state:"
@@ -50,9 +48,6 @@ class Store:
         """Make and look at the directory; all ranks call it.
 
         Args:
-            model: to be saved and restored.
-            directory: of the checkpoints.
-            keep: the number of checkpoints that stay.
             arguments: the user's, which must be the same on all ranks.
 
         Raises:
@@ -92,10 +87,8 @@ class Store:
         Args:
             epoch: the epoch to go on with.
             step: the number of its batches that are done.
-            reason: for the log and the manifest.
             signal: a signal that this rank has got, or None.
             data: how the data are divided, of rank 0, by their names (`hvd_ext.data.cursor`).
-            callbacks: those of `fit`, whose state is saved.
             began: the state of the random generators when the epoch began, if batches of it are done.
 
         Returns:
@@ -109,16 +102,16 @@ class Store:
         written, others = model_state.variables(self._model)
         about = {"position": {"epoch": epoch, "step": step}, "signal": signal, "id": uuid.uuid4().hex, "data": data}
 
-        def mine() -> dict[str, Any]:
+        def described() -> dict[str, Any]:
             sums = [crc for _, crc in layers.checksums(layers.stateful(self._model))]
             return {**about, "digests": model_state.digests(written), "layers": sums}
 
-        answers = self._exchange("save", mine)
+        answers = self._exchange("save", described)
         consensus.check_same("Checkpoint", [answer["position"] for answer in answers])
         first = answers[0]["digests"]
-        differing = [[i for i, one in enumerate(answer["digests"]) if one != first[i]] for answer in answers]
+        differing = [[i for i, digest in enumerate(answer["digests"]) if digest != first[i]] for answer in answers]
         all_layers, mine_here = answers[0]["layers"], answers[self._rank]["layers"]
-        own_layers = [i for i, one in enumerate(mine_here) if self._rank == 0 or [one] != all_layers[i : i + 1]]
+        own_layers = [i for i, digest in enumerate(mine_here) if self._rank == 0 or [digest] != all_layers[i : i + 1]]
         self._serial += 1
         writing = folder.writing(self._directory, self._serial, answers[0]["id"])
         try:
@@ -126,7 +119,7 @@ class Store:
             write = functools.partial(self._write, writing, differing[self._rank], own_layers, callbacks, began)
             entries = self._exchange("files", lambda: self._disk(_WRITES, write))
             files = [File.model_validate(file) for answer in entries for file in answer["files"]]
-            found = Manifest(
+            complete = Manifest(
                 id=answers[0]["id"],
                 reason=reason,
                 created=entries[0]["created"],
@@ -136,14 +129,14 @@ class Store:
                 hosts=[self._job.hosts.count(host) for host in dict.fromkeys(self._job.hosts)],
                 versions=entries[0]["versions"],
                 variables=model_state.described([*written, *others]),
-                own=[written[index].path for index in sorted({i for each in differing for i in each})],
+                own=[written[index].path for index in sorted({i for indices in differing for i in indices})],
                 states=sorted({owner for answer in entries for owner in answer["states"]}),
                 data=answers[0]["data"],
                 swapped=any(getattr(callback, "_ema_weights_in_model", False) for callback in callbacks),
                 model=files[0].name,
                 files=files,
             )
-            self._exchange("publish", lambda: self._disk(_WRITES, lambda: self._publish(writing, found)))
+            self._exchange("publish", lambda: self._disk(_WRITES, lambda: self._publish(writing, complete)))
         except BaseException:
             if self._leads:
                 shutil.rmtree(writing, ignore_errors=True)
@@ -153,29 +146,19 @@ class Store:
             megabytes, seconds = sum(file.nbytes for file in files) / 1e6, time.monotonic() - start_s
             name = folder.path_of(self._directory, self._serial).name
             words = "%s: saved (%s): epoch %d, batch %d; %.1f MB in %.2f s"
-            _LOG.info(words, name, reason, epoch, step, megabytes, seconds)
+            logger.info(words, name, reason, epoch, step, megabytes, seconds)
         return next((answer["signal"] for answer in answers if answer["signal"]), None)
 
     def find(self, must: bool) -> tuple[Path, Manifest] | None:
-        """Find the newest checkpoint that is complete on all ranks; all ranks call it.
-
-        Args:
-            must: True: it is an error if there is none.
-
-        Returns:
-            Its folder and its manifest, or None.
-
-        Raises:
-            CheckpointError: there is none and must is True; on all ranks.
-        """
+        """Find the newest checkpoint complete on all ranks; None, or with must `CheckpointError`, if none is."""
         waiting = folder.serials(self._directory) if self._rank == 0 else []
         while (offer := self._exchange("offer", lambda: self._offer(waiting))[0]) is not None:
-            found = manifest.parse(offer["manifest"], "Checkpoint")
+            offered = manifest.parse(offer["manifest"], "Checkpoint")
             path = folder.path_of(self._directory, offer["serial"])
-            faults = self._exchange("have", functools.partial(self._fault, path, found))
+            faults = self._exchange("have", functools.partial(self._fault, path, offered))
             lacking = [rank for rank, fault in enumerate(faults) if fault]
             if not lacking:
-                return path, found
+                return path, offered
             self._pass_over(f"rank {lacking[0]}: {faults[lacking[0]]}")
         best = max(range(len(self._newest)), key=self._newest.__getitem__)
         if must:
@@ -184,50 +167,39 @@ class Store:
             )
         if self._newest[best] and self._rank == 0:
             name = folder.path_of(self._directory, self._newest[best]).name
-            _LOG.warning(
+            logger.warning(
                 "Checkpoint: rank %d has %s, but no checkpoint is complete on all ranks: training starts over",
                 best,
                 name,
             )
         return None
 
-    def restore(self, path: Path, found: Manifest) -> None:
-        """Restore a checkpoint that `find` has found; all ranks call it.
-
-        Raises:
-            CheckpointError: it was saved from another model, or cannot be read; on all ranks.
-        """
-        self._load(path, found)
-        alike = found.ranks == self._job.engine.size
-        owned = {name.removeprefix(_OWNER): own for name, own in self._own.items() if name.startswith(_OWNER)}
-        left = optimizer_states.restore(self._model, owned, path, found, _OWNER)
+    def restore(self, path: Path, saved: Manifest) -> None:
+        """Restore what `find` has found; all ranks call it; `CheckpointError` on all if the model differs."""
+        self._load(path, saved)
+        alike = saved.ranks == self._job.engine.size
+        owned = {name.removeprefix(_OWNER): section for name, section in self._own.items() if name.startswith(_OWNER)}
+        left = optimizer_states.restore(self._model, owned, path, saved, _OWNER)
         if self._rank == 0:
-            _LOG.info("%s: restored: epoch %d, batch %d", path.name, found.epoch, found.step)
+            logger.info("%s: restored: epoch %d, batch %d", path.name, saved.epoch, saved.step)
             if not alike:
                 words = "%s: saved by %d ranks, restored on %d: all ranks get rank 0's model; dropped: %s"
-                dropped = [*found.own, *left, "seeds, random state and the state of callbacks"]
-                _LOG.warning(words, path.name, found.ranks, self._job.engine.size, ", ".join(dropped))
+                dropped = [*saved.own, *left, "seeds, random state and the state of callbacks"]
+                logger.warning(words, path.name, saved.ranks, self._job.engine.size, ", ".join(dropped))
 
-    def restore_variables(self, path: Path, found: Manifest) -> bool:
-        """Restore the model of a checkpoint that `find` has found, and no registered state; all ranks call it.
-
-        Returns:
-            False where it was saved from another model, which then stays as it is.
-
-        Raises:
-            CheckpointError: it cannot be read; on all ranks.
-        """
+    def restore_variables(self, path: Path, saved: Manifest) -> bool:
+        """Restore only the model of what `find` has found; False if it is another model; all ranks call it."""
 
         def suits() -> bool:
             written, others = model_state.variables(self._model)
             with contextlib.suppress(CheckpointError):
-                model_state.check(found.variables, [*written, *others], path.name)
+                model_state.check(saved.variables, [*written, *others], path.name)
                 return True
             return False
 
         if not all(self._exchange("model", suits)):
             return False
-        self._load(path, found)
+        self._load(path, saved)
         self.forget()
         return True
 
@@ -253,12 +225,10 @@ class Store:
             self._assign(self._own)
 
     def restore_callbacks(self, callbacks: Sequence[Any]) -> tuple[str, ...]:
-        """Give the callbacks of `fit` their state.
-
-        Returns:
-            The saved callbacks that are not among them.
-        """
-        saved = {name.removeprefix(_CALLBACK): own for name, own in self._own.items() if name.startswith(_CALLBACK)}
+        """Give the callbacks of `fit` their state. Returns the saved callbacks that are not among them."""
+        saved = {
+            name.removeprefix(_CALLBACK): section for name, section in self._own.items() if name.startswith(_CALLBACK)
+        }
         return callback_states.restore(callbacks, saved)
 
     @property
@@ -335,16 +305,16 @@ class Store:
             },
         }
 
-    def _publish(self, writing: Path, found: Manifest) -> None:
+    def _publish(self, writing: Path, complete: Manifest) -> None:
         if self._leads:
-            folder.publish(self._directory, writing, self._serial, found)
+            folder.publish(self._directory, writing, self._serial, complete)
 
     def _prune(self) -> None:
         try:
             if self._leads:
                 folder.prune(self._directory, self._keep)
         except OSError as error:
-            _LOG.warning("Checkpoint: rank %d cannot remove an old checkpoint: %s", self._rank, error)
+            logger.warning("Checkpoint: rank %d cannot remove an old checkpoint: %s", self._rank, error)
 
     def _offer(self, waiting: list[int]) -> dict[str, Any] | None:
         """Find the next checkpoint whose model's file is whole, on rank 0."""
@@ -352,42 +322,42 @@ class Store:
             serial = waiting.pop(0)
             path = folder.path_of(self._directory, serial)
             try:
-                found = manifest.read(path)
-                manifest.check(path, found, [found.model])
+                saved = manifest.read(path)
+                manifest.check(path, saved, [saved.model])
             except CheckpointError as error:
                 self._pass_over(str(error))
                 continue
-            return {"serial": serial, "manifest": found.text()}
+            return {"serial": serial, "manifest": saved.text()}
         return None
 
-    def _fault(self, path: Path, found: Manifest) -> str | None:
+    def _fault(self, path: Path, offered: Manifest) -> str | None:
         """Say what is wrong with this rank's part of a checkpoint; None where nothing is."""
-        if found.ranks != self._job.engine.size:
+        if offered.ranks != self._job.engine.size:
             return None
         try:
-            if manifest.read(path).id != found.id:
+            if manifest.read(path).id != offered.id:
                 return f"{path.name}: it differs from rank 0's checkpoint of this name"
-            manifest.check(path, found, [manifest.rank_file(self._rank)])
+            manifest.check(path, offered, [manifest.rank_file(self._rank)])
         except CheckpointError as error:
             return str(error)
         return None
 
     def _pass_over(self, words: str) -> None:
         if self._rank == 0:
-            _LOG.warning("Checkpoint: skipped: %s", words)
+            logger.warning("Checkpoint: skipped: %s", words)
 
-    def _load(self, path: Path, found: Manifest) -> None:
+    def _load(self, path: Path, saved: Manifest) -> None:
         """Set the variables of the model and of its optimizers, and the random generators."""
         written, others = model_state.variables(self._model)
-        alike = found.ranks == self._job.engine.size
+        alike = saved.ranks == self._job.engine.size
 
         def load() -> None:
-            model_state.check(found.variables, [*written, *others], path.name)
+            model_state.check(saved.variables, [*written, *others], path.name)
             if self._rank == 0 or alike:
                 with (path / manifest.rank_file(self._rank)).open("rb") as file:
                     self._own = arrays.read(file)
             if self._rank == 0:
-                self._model.load_weights(path / found.model)
+                self._model.load_weights(path / saved.model)
                 layers.restore(self._model, self._own.get(_LAYERS, {}))
 
         self._exchange("load", lambda: self._disk("a complete checkpoint must be readable", load))
@@ -400,12 +370,12 @@ class Store:
             self.forget()
             layers.refresh(self._model)
 
-    def _assign(self, own: Sections) -> None:
+    def _assign(self, sections: Sections) -> None:
         written, others = model_state.variables(self._model)
-        model_state.assign(written, own[_WEIGHTS], "Checkpoint")
-        model_state.assign(others, own[_SEEDS], "Checkpoint")
-        layers.restore(self._model, own.get(_LAYERS, {}))
-        model_state.set_random_state(own[_RANDOM])
+        model_state.assign(written, sections[_WEIGHTS], "Checkpoint")
+        model_state.assign(others, sections[_SEEDS], "Checkpoint")
+        layers.restore(self._model, sections.get(_LAYERS, {}))
+        model_state.set_random_state(sections[_RANDOM])
 
     def _disk(self, rule: str, work: Callable[[], T]) -> T:
         """Do work on the disk; every failure becomes a `CheckpointError`, whichever library it comes from."""

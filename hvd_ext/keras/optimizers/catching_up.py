@@ -46,9 +46,9 @@ def catch_up(optimizer: Any) -> int:
     if reducer.options.delay and accumulated(optimizer)[1]:
         return 0
     applied = 0
-    for one in _open(reducer):
-        while one.policy.behind() > 0:
-            _apply(optimizer, one)
+    for gradients in _open(reducer):
+        while gradients.policy.behind() > 0:
+            _apply(optimizer, gradients)
             applied += 1
     return applied
 
@@ -60,31 +60,30 @@ def end_together(optimizer: Distributed) -> None:
 
     Args:
         optimizer: whose steps do not wait for all ranks.
-
-    Raises:
-        CommunicationError: a peer is gone.
     """
     sets = list(_open(optimizer._hvd_ext.reducer))
-    for one in sets:
-        one.job.engine.leave(one.channels[0].handle)
-    for one in sets:
-        while one.job.engine.next_round(one.channels[0].handle):
-            _apply(optimizer, one)
+    for gradients in sets:
+        gradients.job.engine.leave(gradients.channels[0].handle)
+    for gradients in sets:
+        while gradients.job.engine.next_round(gradients.channels[0].handle):
+            _apply(optimizer, gradients)
 
 
 def _open(reducer: Reducer) -> Iterator[GradientSet]:
-    return (one for one in reducer.sets if one.channels and one.is_open)
+    return (gradients for gradients in reducer.sets if gradients.channels and gradients.is_open)
 
 
-def _apply(optimizer: Any, one: GradientSet) -> None:
+def _apply(optimizer: Any, gradients: GradientSet) -> None:
     """Apply a result that is there, in as many passes as an update takes."""
     reducer = optimizer._hvd_ext.reducer
     passes, done = accumulated(optimizer)
     by_key = {kinds.key(variable): variable for variable in updates(optimizer)._trainable_variables}
-    variables = [by_key[key] for key in reducer.keys_of(one)]
+    variables = [by_key[key] for key in reducer.keys_of(gradients)]
     for _ in range(passes - done):
         if done:  # the passes before are this rank's gradient of the step
-            optimizer.apply([tf.zeros(tuple(one.shape), kinds.dtype(one)) for one in variables], variables)
+            optimizer.apply(
+                [tf.zeros(tuple(variable.shape), kinds.dtype(variable)) for variable in variables], variables
+            )
         else:
             optimizer.apply_absent(variables)
 

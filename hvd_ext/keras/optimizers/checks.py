@@ -24,12 +24,8 @@ from hvd_ext.tensorflow.gradients.same_start import checksums, refuse
 _applied: weakref.WeakKeyDictionary[Reducer, tf.Variable] = weakref.WeakKeyDictionary()
 
 
-def settings(optimizer: keras.optimizers.Optimizer, label: str) -> dict[str, Any]:
-    """Give what decides an update of an optimizer of Keras 3 and lives in Python, where no broadcast reaches it.
-
-    Args:
-        optimizer: wrapped.
-        label: its name in messages.
+def settings(optimizer: Any, label: str) -> dict[str, Any]:
+    """Give what decides an update of an optimizer of Keras and lives in Python, where no broadcast reaches it.
 
     Returns:
         Plain values by name, which must be equal on all ranks.
@@ -38,22 +34,18 @@ def settings(optimizer: keras.optimizers.Optimizer, label: str) -> dict[str, Any
         InvalidError: the optimizer is used inside a distribution strategy, or a loss-scale optimizer that is not
             wrapped.
     """
-    refuse_strategy(label)
-    _refuse_loss_scale_around(optimizer, label)
-    return {"the optimizer's class": optimizer.__class__.__name__, **_of_config(optimizer, "the optimizer's")}
-
-
-def refuse_strategy(label: str) -> None:
-    """Refuse a tf.distribute strategy around a step: it would reduce the gradients as well.
-
-    Raises:
-        InvalidError: the current scope is that of a strategy.
-    """
     if tf.distribute.has_strategy():
         raise InvalidError(
             f"optimizer {label!r}: it cannot run inside a tf.distribute strategy as well; leave the strategy out and "
             "start one process per device"
         )
+    _refuse_loss_scale_around(optimizer, label)
+    values: dict[str, Any] = {}
+    inner = getattr(optimizer, "inner_optimizer", None)
+    for owner, part in (("the optimizer's", optimizer), ("the inner optimizer's", inner)):
+        if part is not None:
+            values |= {f"{owner} class": part.__class__.__name__, **comparable(part, owner)}
+    return values
 
 
 def same_weights(
@@ -63,17 +55,15 @@ def same_weights(
 
     Args:
         reducer: its options have check_every; its local variables are left out.
-        name: of the step (`Step.name`).
         iterations: of the optimizer; they are compared too.
-        variables: the weights.
         passes: the number of calls that make a step.
 
     Raises:
         MismatchError: naming the first variable that differs, on all ranks. In a graph:
             `tf.errors.InvalidArgumentError` with these words.
     """
-    every, job = reducer.options.check_every, process_sets.runtime_of(reducer.options.process_set)
-    if not every or job is None:
+    interval, job = reducer.options.check_every, process_sets.runtime_of(reducer.options.process_set)
+    if not interval or job is None:
         return
     local = reducer.local_keys
     shared = [variable for variable in variables if kinds.key(variable) not in local]
@@ -87,8 +77,8 @@ def same_weights(
         return [tf.convert_to_tensor(variable) for variable in (iterations, *shared)]
 
     @ops.plain
-    def compare(*own: tf.Tensor) -> bool:
-        sums = checksums(own)
+    def compare(*tensors: tf.Tensor) -> bool:
+        sums = checksums(tensors)
         answers = consensus.exchange(job.engine, f"{name}: the same weights", lambda: sums)
         advice = "broadcast all variables before the first step, and change weights alike on all ranks"
         refuse(reducer.label, names, answers, job.engine.ranks, advice)
@@ -99,20 +89,11 @@ def same_weights(
         return tf.py_function(compare, values(), tf.bool)
 
     if tf.executing_eagerly():
-        if int(applied.assign_add(1)) % (every * passes) == 0:
+        if int(applied.assign_add(1)) % (interval * passes) == 0:
             compare(*values())
         return
-    due = tf.equal(applied.assign_add(1, read_value=True) % (every * passes), 0)
+    due = tf.equal(applied.assign_add(1, read_value=True) % (interval * passes), 0)
     tf.cond(due, compared, lambda: tf.constant(True))
-
-
-def _of_config(optimizer: keras.optimizers.Optimizer, whose: str) -> dict[str, Any]:
-    found = comparable(optimizer, whose)
-    inner = getattr(optimizer, "inner_optimizer", None)
-    if inner is not None:
-        found["the inner optimizer's class"] = inner.__class__.__name__
-        found |= _of_config(inner, "the inner optimizer's")
-    return found
 
 
 def _refuse_loss_scale_around(optimizer: keras.optimizers.Optimizer, label: str) -> None:

@@ -12,7 +12,7 @@ import inspect
 import json
 import types
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -29,12 +29,11 @@ _SCHEDULED = ("_learning_rate", "_momentum")
 STEPS = (0, 1, 10, 100, 1000, 10_000, 100_000)
 
 
-def comparable(optimizer: Any, whose: str) -> dict[str, Any]:
+def comparable(optimizer: Any, owner: str) -> dict[str, Any]:
     """Give what must be the same on all ranks, of an optimizer of Keras 3 or tf_keras without the one inside of it.
 
     Args:
-        optimizer: wrapped or plain.
-        whose: begins the names.
+        owner: begins the names.
 
     Returns:
         Plain values by name. A learning rate is left out, but a schedule of it is not: no broadcast reaches that. So is
@@ -43,16 +42,16 @@ def comparable(optimizer: Any, whose: str) -> dict[str, Any]:
     config, schedules = configuration(optimizer)
     if isinstance(getattr(optimizer, "momentum", None), keras.Variable):  # a broadcast brings it, as a learning rate
         config.pop("momentum", None)  # that of a loss-scale optimizer is the inner one's
-    found = {f"{whose} {key}": _plain(value) for key, value in config.items() if key not in _MAY_DIFFER}
+    described = {f"{owner} {key}": _plain(value) for key, value in config.items() if key not in _MAY_DIFFER}
     for key, schedule in schedules.items():
-        name = f"{whose} {key.replace('_', ' ')}"
+        name = f"{owner} {key.replace('_', ' ')}"
         if not _is_schedule(schedule):
-            found[f"what the function of {name} returns"] = _number(schedule)
+            described[f"what the function of {name} returns"] = _number(schedule)
             continue
-        found[f"{name} schedule"] = _words(schedule)
+        described[f"{name} schedule"] = _words(schedule)
         values = [_number(schedule, tf.constant(step, tf.int64)) for step in STEPS]
-        found[f"the list of values of {name} schedule at the steps {', '.join(map(str, STEPS))}"] = values
-    return found
+        described[f"the list of values of {name} schedule at the steps {', '.join(map(str, STEPS))}"] = values
+    return described
 
 
 def current(optimizer: Any) -> dict[str, Any]:
@@ -65,26 +64,23 @@ def current(optimizer: Any) -> dict[str, Any]:
         Text by name. The schedules are left out, which the first step has compared, but not their values now.
     """
     inner = getattr(optimizer, "inner_optimizer", None)
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     with contextlib.suppress(TypeError, ValueError):  # a legacy one has the schedule there
-        found["learning_rate"] = float(optimizer.learning_rate)
+        settings["learning_rate"] = float(optimizer.learning_rate)
     config, _ = configuration(optimizer)
-    found |= {key: _plain(value) for key, value in config.items() if key not in _MAY_DIFFER}
-    inside = () if inner is None else _variables(inner)
+    settings |= {key: _plain(value) for key, value in config.items() if key not in _MAY_DIFFER}
+    inside = [] if inner is None else variables_of(inner)
     lists = [value for key, value in vars(optimizer).items() if isinstance(value, list) and key != "_variables"]
-    left_out = {id(one) for value in (*lists, inside, [optimizer.iterations]) for one in value}  # slots, too
-    for one in _variables(optimizer):
-        if tuple(one.shape) == () and id(one) not in left_out:
-            found.setdefault(one.name.partition(":")[0], one.numpy().item())
-    words = {key: repr(value) for key, value in found.items()}
+    left_out = {id(variable) for value in (*lists, inside, [optimizer.iterations]) for variable in value}  # slots, too
+    for variable in variables_of(optimizer):
+        if tuple(variable.shape) == () and id(variable) not in left_out:
+            settings.setdefault(variable.name.partition(":")[0], variable.numpy().item())
+    words = {key: repr(value) for key, value in settings.items()}
     return words if inner is None else words | current(inner)
 
 
 def configuration(optimizer: Any) -> tuple[dict[str, Any], dict[str, Callable[..., Any]]]:
     """Give an optimizer's configuration without its schedules; and those.
-
-    Args:
-        optimizer: of Keras 3 or tf_keras.
 
     Returns:
         The values by name; where the optimizer refuses to give its configuration, its attributes that are plain values.
@@ -100,25 +96,26 @@ def configuration(optimizer: Any) -> tuple[dict[str, Any], dict[str, Callable[..
     return {key: value for key, value in config.items() if key not in schedules}, schedules
 
 
-def _variables(optimizer: Any) -> Sequence[Any]:
+def variables_of(optimizer: Any) -> list[Any]:
+    """List the variables of an optimizer of Keras 3 or Keras 2; some of Keras 2 have a method for it."""
     variables = optimizer.variables
-    return variables() if callable(variables) else variables
+    return list(variables() if callable(variables) else variables)
 
 
 @contextlib.contextmanager
 def _without_schedules(optimizer: Any) -> Iterator[dict[str, Callable[..., Any]]]:
     """Put schedules with an empty configuration in the place of an optimizer's own, which may not have one."""
-    found: list[tuple[dict[str, Any], str, Any]] = []
+    schedules: list[tuple[dict[str, Any], str, Any]] = []
     attributes: dict[str, Any] = {} if optimizer is None else vars(optimizer)
     legacy: dict[str, Any] = attributes.get("_hyper", {})
     for holder, names in ((attributes, _SCHEDULED), (legacy, tuple(legacy))):
-        found += [(holder, name, holder[name]) for name in names if callable(holder.get(name))]
+        schedules += [(holder, name, holder[name]) for name in names if callable(holder.get(name))]
     try:
-        for holder, name, value in found:
+        for holder, name, value in schedules:
             holder[name] = _stand_in(_base(value))()
-        yield {name.removeprefix("_"): value for _, name, value in found}
+        yield {name.removeprefix("_"): value for _, name, value in schedules}
     finally:
-        for holder, name, value in found:
+        for holder, name, value in schedules:
             holder[name] = value
 
 
@@ -169,11 +166,11 @@ def _described(value: Any, depth: int) -> Any:
     if depth == 0:
         return type(value).__name__
     if isinstance(value, list | tuple):
-        return [inside(one) for one in value]
+        return [inside(member) for member in value]
     if isinstance(value, set | frozenset):
-        return sorted(json.dumps(inside(one)) for one in value)
+        return sorted(json.dumps(inside(member)) for member in value)
     if isinstance(value, Mapping):
-        return {str(key): inside(one) for key, one in value.items()}
+        return {str(key): inside(member) for key, member in value.items()}
     if isinstance(value, functools.partial):
         return [inside(value.func), inside(value.args), inside(value.keywords)]
     if isinstance(value, types.MethodType):

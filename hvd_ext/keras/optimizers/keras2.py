@@ -22,7 +22,6 @@ import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.keras.optimizers import checks, models
-from hvd_ext.keras.optimizers.comparable import comparable
 from hvd_ext.keras.optimizers.keras2_accumulation import Accumulation, Pairs
 from hvd_ext.keras.optimizers.wrapper import Distributed, put_in_front
 from hvd_ext.options import Sum, compatibility as features
@@ -47,7 +46,6 @@ class Keras2Distribution(Distribution):
 
     Args:
         skipping: counts skipped steps, with a loss scale.
-        accumulation: adds gradients up, with backward_passes_per_step.
         applying: whether an apply_gradients with reduced gradients is under way.
         computes: whether compute_gradients has been called.
     """
@@ -64,7 +62,6 @@ def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
     Args:
         optimizer: a `tf_keras.optimizers.Optimizer`, one of `tf_keras.optimizers.legacy`, or a loss-scale optimizer
             of tf_keras.
-        label: its name in messages.
         options: of the reduction. The gradients of backward_passes_per_step are added up in variables that are not
             saved with the optimizer.
 
@@ -87,13 +84,13 @@ def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
     if scaling and options.backward_passes_per_step > 1:
         raise InvalidError(_PASSES_AND_SCALE)
     reducer = Reducer(identity.of_optimizer(label, _name(_inner(optimizer) or optimizer)), options)
-    ours = Keras2Distribution(
+    distribution = Keras2Distribution(
         reducer,
         weakref.ref(optimizer),
         skipping=Skipping(label) if scaling else None,
         accumulation=Accumulation(options) if options.backward_passes_per_step > 1 else None,
     )
-    put_in_front(optimizer, ours, Keras2 if scaling else Legacy if _is_legacy(optimizer) else Aggregating)
+    put_in_front(optimizer, distribution, Keras2 if scaling else Legacy if _is_legacy(optimizer) else Aggregating)
     weakref.finalize(optimizer, reducer.close).atexit = False
     models.drop_traced_steps(optimizer, model_class)
     return optimizer
@@ -105,11 +102,7 @@ class Keras2(Distributed):
     _hvd_ext: Keras2Distribution
 
     def check_local(self) -> None:
-        """Refuse local variables where they would change the reduced gradients, or the decision to skip a step.
-
-        Raises:
-            InvalidError: the optimizer scales losses, or has a global_clipnorm.
-        """
+        """Raise `InvalidError` if local variables would change reduced gradients (global_clipnorm) or skipped steps."""
         if _inner(self) is not None:
             raise InvalidError(
                 "local variables: a tf_keras LossScaleOptimizer skips a step on the rank whose local gradient is not "
@@ -156,7 +149,8 @@ class Keras2(Distributed):
             The gradients, for `apply_gradients`.
         """
         params = tf.nest.flatten(params)
-        return [one for one, _ in self._computed(list(zip(super().get_gradients(loss, params), params, strict=True)))]
+        pairs = zip(super().get_gradients(loss, params), params, strict=True)
+        return [gradient for gradient, _ in self._computed(list(pairs))]
 
     @ops.plain
     def apply_gradients(self, grads_and_vars: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -184,7 +178,7 @@ class Keras2(Distributed):
         with tf.init_scope():
             steps = self.iterations
         accumulation = self._hvd_ext.accumulation
-        if self._is_reduced(pairs) or not _asked(plain, arguments, keywords):
+        if self._is_reduced(pairs) or not _asks_for_reduction(plain, arguments, keywords):
             if accumulation is None or not self._hvd_ext.computes:
                 return self._applied(plain, pairs, arguments, keywords)
             accumulation.when_due(lambda: self._applied(plain, pairs, arguments, keywords))
@@ -241,17 +235,20 @@ class Keras2(Distributed):
     def _reduced(self, pairs: Pairs, steps: tf.Variable) -> Pairs:
         gradients, variables = zip(*pairs, strict=True)
         reducer = self._hvd_ext.reducer
-        step = reducer.begin(list(gradients), list(variables), lambda: _settings(self, reducer.label))
+        step = reducer.begin(list(gradients), list(variables), lambda: checks.settings(self, reducer.label))
         return list(zip(step.reduce_all(steps), variables, strict=True))
 
     def _marked(self, pairs: Pairs) -> Pairs:
         # copies, since the gradient of a local variable may be the caller's own object
-        own = self._hvd_ext.reducer
-        return [(None if one is None else kinds.reduced_copy(one, own), variable) for one, variable in pairs]
+        reducer = self._hvd_ext.reducer
+        return [
+            (None if gradient is None else kinds.reduced_copy(gradient, reducer), variable)
+            for gradient, variable in pairs
+        ]
 
     def _is_reduced(self, pairs: Pairs) -> bool:
         gradients = [gradient for gradient, _ in pairs if gradient is not None]
-        return bool(gradients) and all(kinds.reduced_by(one) is self._hvd_ext.reducer for one in gradients)
+        return bool(gradients) and all(kinds.reduced_by(gradient) is self._hvd_ext.reducer for gradient in gradients)
 
     def _unmarked(self, pairs: Pairs) -> Pairs:
         """Take the marks off gradients that are not all marked, so that they are reduced; refuse if that is unsafe."""
@@ -266,9 +263,11 @@ class Keras2(Distributed):
                 f"backward_passes_per_step that matters. If they were, add {_SKIP}=True (legacy optimizers: "
                 f"{_AGGREGATE}=False); for gradients of a tape of your own wrap a second optimizer"
             )
-        own = self._hvd_ext.reducer
-        plain = lambda one: kinds.reduced_copy(one, None) if kinds.reduced_by(one) is own else one  # noqa: E731 - short
-        return [(plain(one), variable) for one, variable in pairs]
+        reducer = self._hvd_ext.reducer
+        return [
+            (kinds.reduced_copy(gradient, None) if kinds.reduced_by(gradient) is reducer else gradient, variable)
+            for gradient, variable in pairs
+        ]
 
 
 class Aggregating(Keras2):
@@ -308,24 +307,11 @@ def _applies_at_once(optimizer: Any) -> bool:
     return False
 
 
-def _asked(plain: Any, arguments: Any, keywords: Any) -> bool:
+def _asks_for_reduction(plain: Any, arguments: Any, keywords: Any) -> bool:
     """Whether the caller of `apply_gradients` wants the gradients reduced."""
-    given = inspect.signature(plain).bind_partial(None, *arguments, **keywords).arguments
-    given = {**given, **given.get("kwargs", {})}
-    return not given.get(_SKIP, False) and bool(given.get(_AGGREGATE, True))
-
-
-def _settings(optimizer: Any, label: str) -> dict[str, Any]:
-    """Give what must be the same on all ranks, as `checks.settings` does for Keras 3."""
-    checks.refuse_strategy(label)
-    found: dict[str, Any] = {}
-    for whose, one in (("the optimizer's", optimizer), ("the inner optimizer's", _inner(optimizer))):
-        if one is None:
-            continue
-        found[f"{whose} class"] = one.__class__.__name__
-        with tf.init_scope():  # the configuration reads variables, also while a step is traced
-            found |= comparable(one, whose)
-    return found
+    by_name = inspect.signature(plain).bind_partial(None, *arguments, **keywords).arguments
+    by_name = {**by_name, **by_name.get("kwargs", {})}
+    return not by_name.get(_SKIP, False) and bool(by_name.get(_AGGREGATE, True))
 
 
 def _inner(optimizer: Any) -> Any:

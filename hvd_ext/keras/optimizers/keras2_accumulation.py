@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_ext.keras.optimizers.wrapper import only_if
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow.gradients import kinds
 
@@ -14,11 +15,7 @@ Pairs = Sequence[tuple[Any, Any]]
 
 
 class Accumulation:
-    """The sums of an optimizer's gradients on this rank since its last update.
-
-    Args:
-        options: backward_passes_per_step and average_aggregated_gradients count.
-    """
+    """The sums of an optimizer's gradients on this rank since its last update."""
 
     def __init__(self, options: GradientOptions) -> None:
         self._count = options.backward_passes_per_step
@@ -43,7 +40,6 @@ class Accumulation:
         """Add the gradients of one pass, and give what is to be applied `when_due`; eager, or while tracing a function.
 
         Args:
-            pairs: each a gradient (dense, slices or None) and its variable.
             reduce: takes the pairs that `update` of `step` takes, and gives them reduced over the ranks; called after
                 the last pass before an update.
 
@@ -56,33 +52,25 @@ class Accumulation:
 
         def full() -> list[tf.Tensor]:
             reduced = self._cleared(pairs, reduce(self._totals(pairs)))
-            present[:] = [index for index, (one, _) in enumerate(reduced) if one is not None]
+            present[:] = [index for index, (gradient, _) in enumerate(reduced) if gradient is not None]
             return [tf.identity(reduced[index][0]) for index in present]
 
         def waiting() -> list[tf.Tensor]:
             if tf.executing_eagerly():
-                present[:] = [index for index, one in enumerate(variables) if kinds.key(one) in self._sums]
+                present[:] = [index for index, variable in enumerate(variables) if kinds.key(variable) in self._sums]
             return [self._sum(variables[index]) for index in present]
 
         with tf.control_dependencies(self._add(pairs)):
             due = self._due()
             # a graph's second branch is traced after the first one has said which gradients there are
-            given = iter(tf.cond(due, full, waiting))
-            return [(next(given) if index in present else None, one) for index, one in enumerate(variables)]
+            gradients = iter(tf.cond(due, full, waiting))
+            return [
+                (next(gradients) if index in present else None, variable) for index, variable in enumerate(variables)
+            ]
 
     def when_due(self, then: Callable[[], Any]) -> None:
         """Call a function if the newest pass was the last one before an update; a graph gets the call as a branch."""
-        due = self._due()
-        if tf.executing_eagerly():
-            if due:
-                then()
-            return
-
-        def full() -> tf.Tensor:
-            then()
-            return tf.constant(0)
-
-        tf.cond(due, full, lambda: tf.constant(0))
+        only_if(self._due(), then)
 
     def _due(self) -> tf.Tensor:
         assert self._passes is not None
@@ -101,7 +89,7 @@ class Accumulation:
             if gradient is not None:
                 dense = kinds.ready("backward_passes_per_step", gradient, variable, kinds.DENSE, 1)
                 added.append(self._sums[kinds.key(variable)].assign_add(dense, read_value=False))
-        return [one for one in added if one is not None]
+        return [operation for operation in added if operation is not None]
 
     def _totals(self, pairs: Pairs) -> Pairs:
         return [
@@ -110,12 +98,12 @@ class Accumulation:
         ]
 
     def _sum(self, variable: Any) -> tf.Tensor:
-        own = self._sums.get(kinds.key(variable))
-        return tf.zeros(variable.shape, kinds.dtype(variable)) if own is None else own.read_value()
+        total = self._sums.get(kinds.key(variable))
+        return tf.zeros(variable.shape, kinds.dtype(variable)) if total is None else total.read_value()
 
     def _cleared(self, pairs: Pairs, result: Any) -> Any:
         for _, variable in pairs:
-            own = self._sums.get(kinds.key(variable))
-            if own is not None:
-                own.assign(tf.zeros_like(own), read_value=False)
+            total = self._sums.get(kinds.key(variable))
+            if total is not None:
+                total.assign(tf.zeros_like(total), read_value=False)
         return result

@@ -32,17 +32,7 @@ class LAMB(Layerwise):
         beta_1: the decay of the average of gradients, from 0 and below 1.
         beta_2: the decay of the average of their squares, from 0 and below 1.
         epsilon: above 0.
-        weight_decay: d, at least 0.
-        exclude_from_trust: patterns (`re.search`) of the paths of variables that the plain learning rate holds for; by
-            default biases and the variables of normalisation layers; () excludes none.
-        exclude_from_weight_decay: patterns of the paths of variables whose d is 0, as above.
-        min_trust: the least trust ratio.
-        max_trust: the greatest; None: there is none.
-        parallel: whether the ranks of a `hvd_ext.DistributedOptimizer` divide the norms among themselves (CommLib,
-            section 4.2); the weights have the same bits either way. "auto" tries both in the first steps, and takes the
-            faster.
-        name: the optimizer's name; None: a numbered one.
-        **options: clipnorm, use_ema, gradient_accumulation_steps and the other options of every optimizer of Keras.
+        weight_decay: as for `hvd_ext.optimizers.LARS`, and so are all that follow.
 
     Raises:
         InvalidError: an argument breaks its rule.
@@ -83,11 +73,7 @@ class LAMB(Layerwise):
         self.beta_1, self.beta_2, self.epsilon = float(beta_1), float(beta_2), float(epsilon)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Make two averages for each variable; see `Layerwise.build`.
-
-        Args:
-            variables: of Keras or of TensorFlow.
-        """
+        """Make two averages for each variable; see `Layerwise.build`."""
         if self.built:
             return
         super().build(variables)

@@ -87,7 +87,15 @@ class LARS(Layerwise):
         )
         self.nesterov, self.rate_in_momentum = bool(nesterov), bool(rate_in_momentum)
         self.trust_coefficient = float(trust_coefficient)
-        self._momentum = momentum if scheduled else self._variable_of(float(momentum))
+        self._momentum = momentum
+        if not scheduled:
+            self._momentum = self.add_variable(
+                shape=(),
+                initializer=keras.initializers.Constant(float(momentum)),
+                dtype=keras.config.floatx(),
+                aggregation="only_first_replica",
+                name="momentum",
+            )
 
     @property
     def momentum(self) -> Any:
@@ -108,11 +116,7 @@ class LARS(Layerwise):
         self._momentum.assign(value)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Make a velocity for each variable; see `Layerwise.build`.
-
-        Args:
-            variables: of Keras or of TensorFlow.
-        """
+        """Make a velocity for each variable; see `Layerwise.build`."""
         if self.built:
             return
         super().build(variables)
@@ -140,15 +144,6 @@ class LARS(Layerwise):
             config["momentum"] = keras.optimizers.schedules.deserialize(config["momentum"], custom_objects)
         return super().from_config(config, custom_objects)  # type: ignore[no-any-return]
 
-    def _variable_of(self, momentum: float) -> keras.Variable:
-        return self.add_variable(
-            shape=(),
-            initializer=keras.initializers.Constant(momentum),
-            dtype=keras.config.floatx(),
-            aggregation="only_first_replica",
-            name="momentum",
-        )
-
     def _update(self, gradients: list[Any], variables: list[Any], learning_rate: Any) -> None:
         places, gradients = self._places(variables), self._dense(gradients, variables)
         decays = self._decays(places)
@@ -171,12 +166,7 @@ class LARS(Layerwise):
         return self._trust(places, self.trust_coefficient * weights, gradients + self._decays(places) * weights)
 
     def _rates_after(self, variables: Sequence[Any], gradients: Any) -> Any:
-        """Give the rates of the step under way from the norms that the gradients had in the step before it, float64.
-
-        Args:
-            variables: whose rates they are.
-            gradients: the norms; 0 may stand for one that is not known, and the rate of a trust ratio of it is 0.
-        """
+        """Give the rates of the step under way from the gradients' norms in the step before, float64; 0: not known."""
         places = self._places(variables)
         trust = self._ratios(places, self._norms_of(variables), gradients)
         known = ops.logical_or(gradients > 0, np.array([not self._has_trust[place] for place in places]))
@@ -188,7 +178,7 @@ class LARS(Layerwise):
         """Update all variables with one op, where that is possible."""
         from hvd_ext.tensorflow import norms
 
-        if not norms.usable(variables) or any(one.dtype != tf.float32 for one in gradients):
+        if not norms.usable(variables) or any(gradient.dtype != tf.float32 for gradient in gradients):
             return False
         norms.apply_lars(
             variables,

@@ -30,14 +30,8 @@ class Layerwise(keras.optimizers.Optimizer):
     """An optimizer whose rate for a variable is the learning rate times the variable's trust ratio.
 
     Args:
-        learning_rate: as in every optimizer of Keras.
         weight_decay: at least 0; added to the update inside of the norm, not subtracted beside it as Keras does.
-        exclude_from_trust: patterns (`re.search`) of the paths of variables whose trust ratio is 1.
-        exclude_from_weight_decay: patterns of the paths of variables without weight decay.
-        min_trust: the least trust ratio, at least 0.
         max_trust: the greatest, above 0 and not below min_trust; None: there is none.
-        parallel: whether the ranks of a `hvd_ext.DistributedOptimizer` divide the norms among themselves.
-        options: the other arguments of `keras.optimizers.Optimizer`.
 
     Raises:
         InvalidError: an argument breaks its rule.
@@ -76,14 +70,7 @@ class Layerwise(keras.optimizers.Optimizer):
     _hvd_ext: KerasDistribution | None = None  # where the ranks that reduce its gradients may divide the norms
 
     def _check_parallel(self, sync: str) -> None:
-        """Refuse to divide norms where steps do not wait for all ranks.
-
-        Args:
-            sync: the option of the reduction.
-
-        Raises:
-            InvalidError: parallel is True, and sync is not "full".
-        """
+        """Raise `InvalidError` if parallel is True and steps do not wait for all ranks (sync is not "full")."""
         if self.parallel is True and sync != "full":
             raise InvalidError(
                 f"parallel (True): optimizer {self.name!r} is wrapped with sync={sync!r}, whose steps "
@@ -91,34 +78,24 @@ class Layerwise(keras.optimizers.Optimizer):
             )
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Make the slots, and find which variables have a trust ratio and a weight decay.
-
-        Args:
-            variables: of Keras or of TensorFlow.
-        """
+        """Make the slots, and find which variables have a trust ratio and a weight decay."""
         if self.built:
             return
         super().build(list(variables))
-        self._has_trust = [not _matches(self._trust_patterns, one) for one in variables]
-        self._has_decay = [not _matches(self._decay_patterns, one) and self._use_weight_decay(one) for one in variables]
+        self._has_trust = [not _matches(self._trust_patterns, variable) for variable in variables]
+        self._has_decay = [
+            not _matches(self._decay_patterns, variable) and self._use_weight_decay(variable) for variable in variables
+        ]
 
     def _slots(self, variables: Sequence[Any], *names: str) -> list[list[Any]]:
-        """Make zeros like each variable under each name; Keras 3.8 has no method for all of them.
-
-        Returns:
-            For each name the list of them. The optimizer's variables are in the order that Keras' method gives them.
-        """
-        made = [[self.add_variable_from_reference(one, name=name) for name in names] for one in variables]
-        return [[of_one[place] for of_one in made] for place in range(len(names))]
+        """Make zeros like each variable, a list for each name, in Keras' order; Keras 3.8 has no method for this."""
+        by_variable = [
+            [self.add_variable_from_reference(variable, name=name) for name in names] for variable in variables
+        ]
+        return [[slots[place] for slots in by_variable] for place in range(len(names))]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Update one variable.
-
-        Args:
-            gradient: of the variable's shape, or slices of it.
-            variable: one of those that the optimizer was built with.
-            learning_rate: of this step.
-        """
+        """Update one variable by a gradient of its shape, or slices of it."""
         self._update([gradient], [variable], learning_rate)
 
     def get_config(self) -> dict[str, Any]:
@@ -166,11 +143,11 @@ class Layerwise(keras.optimizers.Optimizer):
         from hvd_ext.tensorflow import norms
 
         if norms.usable(variables):
-            both = [tf.convert_to_tensor(one) for one in variables], list(others)
-            found = self._squares(both, variables)
+            both = [tf.convert_to_tensor(variable) for variable in variables], list(others)
+            squares = self._squares(both, variables)
         else:
-            found = _plain_squares([*variables, *others])
-        roots = ops.sqrt(found)
+            squares = _plain_squares([*variables, *others])
+        roots = ops.sqrt(squares)
         return roots[: len(variables)], roots[len(variables) :]
 
     def _norms_of(self, variables: Sequence[Any]) -> Any:
@@ -178,7 +155,7 @@ class Layerwise(keras.optimizers.Optimizer):
         from hvd_ext.tensorflow import norms
 
         if norms.usable(variables):
-            return ops.sqrt(norms.squares([tf.convert_to_tensor(one) for one in variables]))
+            return ops.sqrt(norms.squares([tf.convert_to_tensor(variable) for variable in variables]))
         return ops.sqrt(_plain_squares(variables))
 
     def _squares(self, both: tuple[list[tf.Tensor], list[tf.Tensor]], variables: Sequence[Any]) -> tf.Tensor:
@@ -188,19 +165,21 @@ class Layerwise(keras.optimizers.Optimizer):
         from hvd_ext.tensorflow.gradients import kinds
 
         tensors = [*both[0], *both[1]]
-        ours = self._hvd_ext
-        if ours is None or ours.step is None or not self.parallel or ours.reducer.options.partial:
+        distribution = self._hvd_ext
+        step = None if distribution is None else distribution.step
+        if distribution is None or step is None or not self.parallel or distribution.reducer.options.partial:
             return norms.squares(tensors)
-        reducer, step = ours.reducer, ours.step
+        reducer = distribution.reducer
         job = process_sets.runtime_of(reducer.options.process_set)
         if job is None or job.engine.size == 1:
             return norms.squares(tensors)
         local = reducer.local_keys
-        own = [kinds.key(variable) in local for variable in variables] * 2
-        if all(own):
+        are_local = [kinds.key(variable) in local for variable in variables] * 2
+        if all(are_local):
             return norms.squares(tensors)
-        mine, shared = (
-            [one for one, is_own in zip(tensors, own, strict=True) if is_own == which] for which in (True, False)
+        local_tensors, shared = (
+            [tensor for tensor, is_own in zip(tensors, are_local, strict=True) if is_own == which]
+            for which in (True, False)
         )
 
         def together() -> tf.Tensor:
@@ -210,16 +189,16 @@ class Layerwise(keras.optimizers.Optimizer):
             return norms.squares(shared)
 
         if self.parallel == "auto":
-            if ours.trial is None:
-                ours.trial = sharing.Trial()
+            if distribution.trial is None:
+                distribution.trial = sharing.Trial()
             worst = lambda times: sharing.maximum(job, f"{step.name}: times", times)  # noqa: E731
-            found = ours.trial.run(shared, alone, together, worst)
+            squares = distribution.trial.run(shared, alone, together, worst)
         else:
-            found = together()
-        if not mine:
-            return found
-        places = np.argsort(np.argsort(own, kind="stable"), kind="stable")  # those of all ranks come first
-        return tf.gather(tf.concat([found, norms.squares(mine)], 0), places)
+            squares = together()
+        if not local_tensors:
+            return squares
+        places = np.argsort(np.argsort(are_local, kind="stable"), kind="stable")  # those of all ranks come first
+        return tf.gather(tf.concat([squares, norms.squares(local_tensors)], 0), places)
 
     def _trust(self, places: Sequence[int], weights: Any, updates: Any) -> Any:
         """Give the trust ratios weights / updates, float64: within the limits, and 1 where a norm is 0 or excluded."""
@@ -230,15 +209,11 @@ class Layerwise(keras.optimizers.Optimizer):
 
 
 def _plain_squares(tensors: Sequence[Any]) -> Any:
-    return ops.stack([ops.sum(ops.square(ops.cast(one, "float64"))) for one in tensors])
+    return ops.stack([ops.sum(ops.square(ops.cast(tensor, "float64"))) for tensor in tensors])
 
 
 def number(name: str, value: Any, least: float, below: float = math.inf) -> None:
-    """Check that an argument is a number of a range.
-
-    Raises:
-        InvalidError: it is not at least `least` and below `below`.
-    """
+    """Check that an argument is a number of a range; `InvalidError` if it is not at least `least` and below `below`."""
     if not _is_number(value) or not least <= value < below:
         end = "" if below == math.inf else f" and below {below:g}"
         raise InvalidError(f"{name} ({value!r}): must be a number, at least {least:g}{end}")
@@ -249,19 +224,21 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool) and not math.isnan(value)
 
 
-def _patterns(name: str, given: Any) -> tuple[str, ...]:
-    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(one, str) for one in given):
+def _patterns(name: str, patterns: Any) -> tuple[str, ...]:
+    are_texts = isinstance(patterns, Sequence) and all(isinstance(pattern, str) for pattern in patterns)
+    if isinstance(patterns, str) or not are_texts:
         raise InvalidError(
-            f"{name} ({given!r}): must be a list of patterns, such as ['bias$'], that are searched in variables' paths"
+            f"{name} ({patterns!r}): must be a list of patterns, such as ['bias$'], that are searched in variables' "
+            "paths"
         )
-    for pattern in given:
+    for pattern in patterns:
         if not pattern:
-            raise InvalidError(f"{name} ({list(given)!r}): an empty pattern is found in every path; leave it out")
+            raise InvalidError(f"{name} ({list(patterns)!r}): an empty pattern is found in every path; leave it out")
         try:
             re.compile(pattern)
         except re.error as error:
             raise InvalidError(f"{name}: {pattern!r} is no regular expression: {error}") from error
-    return tuple(given)
+    return tuple(patterns)
 
 
 def _matches(patterns: Sequence[str], variable: Any) -> bool:

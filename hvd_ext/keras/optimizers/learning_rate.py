@@ -54,18 +54,7 @@ def scale_learning_rate(optimizer_or_lr: Any, rule: Rule = "linear", ranks: int 
 
 
 def check_settable(where: str, optimizer: Any) -> Any:
-    """Check that an optimizer has one learning rate, and that it can be set.
-
-    Args:
-        where: begins the message.
-        optimizer: of Keras 3 or Keras 2; None for a model that has none.
-
-    Returns:
-        The optimizer that has the rate: the inner one of a loss-scale optimizer, else the optimizer itself.
-
-    Raises:
-        InvalidError: there is no optimizer, or it has several rates, or its rate comes from a schedule.
-    """
+    """Return the (inner) optimizer whose rate can be set; `InvalidError` for none, several rates, or a schedule."""
     if optimizer is None:
         raise InvalidError(f"{where}: the model has no compiled optimizer, so there is no learning rate to set")
     inner = getattr(optimizer, "inner_optimizer", None) or optimizer

@@ -13,23 +13,21 @@ from __future__ import annotations
 
 import functools
 import gc
-import logging
 import weakref
 from typing import Any
 
 import keras
 
 from hvd_ext.job import runtime
+from hvd_ext.job.log import logger
 from hvd_ext.keras.optimizers import xla
 from hvd_ext.keras.optimizers.wrapper import Distributed, Wrapper
 from hvd_ext.tensorflow import layers
 
-_LOG = logging.getLogger("hvd_ext")
-
 # What a training step of Keras' own consists of.
 _OWN = {name: getattr(keras.Model, name) for name in ("train_step", "compute_metrics", "get_metrics_result")}
 _OWN_UPDATE = ("apply_gradients", "apply", "_backend_apply_gradients")
-_said: weakref.WeakSet[Any] = weakref.WeakSet()  # models for which XLA was switched off
+_logged: weakref.WeakSet[Any] = weakref.WeakSet()  # models for which XLA was switched off
 _distributed: weakref.WeakSet[Any] = weakref.WeakSet()  # models that had a distributed optimizer
 
 
@@ -38,9 +36,6 @@ def watch(model_class: type) -> None:
 
     A plain optimizer after a distributed one does no harm to `evaluate` and `predict`, so it is a warning and no error;
     our callbacks refuse it in `fit`.
-
-    Args:
-        model_class: `Model` of Keras 3 or tf_keras.
     """
     _replace(model_class, "compile", _watched_compile)
     _replace(model_class, "make_train_function", _watched_making)
@@ -51,9 +46,6 @@ def optimizers(model: Any) -> list[Any]:
 
     They may be in lists, tuples and dicts, and in the models and layers inside of the model. There a plain optimizer
     does not count: a model that was loaded from a file still has the one that it was trained with.
-
-    Args:
-        model: of Keras 3 or Keras 2.
 
     Returns:
         Each optimizer once.
@@ -68,23 +60,19 @@ def optimizers(model: Any) -> list[Any]:
 
 
 def wrapped(optimizer: Any) -> list[Distributed]:
-    """List what `DistributedOptimizer` has wrapped: an optimizer, or those inside of it (loss scaling, several parts).
-
-    Args:
-        optimizer: of Keras 3 or Keras 2, or None.
-    """
+    """List the wrapped optimizers: this one, or those inside of it (loss scaling, several parts)."""
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
-    inside = [found for one in inner if one is not None for found in wrapped(one)]
+    inside = [part for optimizer_inside in inner if optimizer_inside is not None for part in wrapped(optimizer_inside)]
     return [optimizer, *inside] if isinstance(optimizer, Distributed) else inside
 
 
-def drop_traced_steps(optimizer: Any, model_class: type) -> None:
-    """Make models that have trained with a plain optimizer trace their step again, now that it is wrapped.
+def distributed(model: Any) -> list[Distributed]:
+    """List the wrapped optimizers of a model."""
+    return [optimizer for outer in optimizers(model) for optimizer in wrapped(outer)]
 
-    Args:
-        optimizer: wrapped.
-        model_class: as for `watch`.
-    """
+
+def drop_traced_steps(optimizer: Any, model_class: type) -> None:
+    """Make models that have trained with a plain optimizer trace their step again, now that it is wrapped."""
     for candidate in gc.get_objects():
         if issubclass(type(candidate), model_class) and getattr(candidate, "optimizer", None) is optimizer:
             candidate.train_function = None
@@ -114,12 +102,12 @@ def _watched_making(plain: Any) -> Any:
     @functools.wraps(plain)
     def make_train_function(model: Any, force: bool = False) -> Any:
         made = getattr(model, "train_function", None) is not None and not force
-        distributed = [] if made else [one for outer in optimizers(model) for one in wrapped(outer)]
-        for optimizer in distributed:
+        watched = [] if made else distributed(model)
+        for optimizer in watched:
             optimizer._hvd_ext.reducer.layer_states = functools.partial(
                 _layer_states, weakref.ref(model), weakref.ref(optimizer)
             )
-        if not distributed or not isinstance(model, keras.Model) or model.run_eagerly or not model.jit_compile:
+        if not watched or not isinstance(model, keras.Model) or model.run_eagerly or not model.jit_compile:
             return plain(model, force)
         if not _divides(model):
             model.jit_compile = False
@@ -158,7 +146,7 @@ def _divides(model: Any) -> bool:
     if issubclass(optimizer, keras.optimizers.LossScaleOptimizer):  # reduces in front of `apply` anyway
         keras_s = keras.optimizers.LossScaleOptimizer
     return (
-        all(getattr(type(model), name) is own and name not in vars(model) for name, own in _OWN.items())
+        all(getattr(type(model), name) is plain and name not in vars(model) for name, plain in _OWN.items())
         and type(model).make_train_function is keras.Model.make_train_function
         and all(getattr(optimizer, name) is getattr(keras_s, name) for name in _OWN_UPDATE)
     )
@@ -167,7 +155,7 @@ def _divides(model: Any) -> bool:
 def _warn_of_plain(model: Any) -> None:
     job = runtime.current_or_none()
     if job is not None and job.engine.size > 1 and job.engine.rank == 0:
-        _LOG.warning(
+        logger.warning(
             "model %r: it was compiled with a distributed optimizer before, and now with a plain one (%s): in fit each "
             "of the %d ranks would train alone; compile it with hvd_ext.DistributedOptimizer(...) again",
             model.name,
@@ -178,10 +166,10 @@ def _warn_of_plain(model: Any) -> None:
 
 def _say_without_xla(model: keras.Model) -> None:
     job = runtime.current_or_none()
-    if model not in _said and (job is None or job.engine.rank == 0):
-        _said.add(model)
+    if model not in _logged and (job is None or job.engine.rank == 0):
+        _logged.add(model)
         # info would not be seen unless the user has set up logging
-        _LOG.warning(
+        logger.warning(
             "model %r: jit_compile is switched off: its optimizer communicates, XLA cannot, and only Keras' own step "
             "is divided for it; compile(..., jit_compile=False) says the same without this line",
             model.name,

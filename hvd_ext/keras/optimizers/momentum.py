@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -95,12 +95,10 @@ class OfSGD(Momentum):
 
     The optimizer may have a method `momentum_rates(variables)`, which returns the learning rate of the step under way
     for each variable, a number or a scalar tensor, equal on all ranks; else all have the optimizer's.
-
-    Args:
-        optimizer: whose momentum it is.
     """
 
     optimizer: weakref.ref[Any] = dataclasses.field(compare=False, repr=False)
+    _sign: ClassVar[int] = -1  # the slots of SGD are the negatives of velocities
 
     def rates(self, variables: Sequence[Any]) -> list[Any]:
         """Give the learning rate of the step under way for each variable."""
@@ -110,12 +108,9 @@ class OfSGD(Momentum):
         return [optimizer._get_current_learning_rate()] * len(variables)
 
     def give_back(self, velocities: Mapping[Any, NDArray[np.float32]]) -> None:
-        """Add velocities to the slots of SGD, which are their negatives."""
-        self._add(velocities, -1)
-
-    def _add(self, velocities: Mapping[Any, NDArray[np.float32]], sign: int) -> None:
+        """Add velocities to the optimizer's slots."""
         optimizer = self.optimizer()
-        factor = np.float32(sign * passes_factor(optimizer._hvd_ext.reducer))
+        factor = np.float32(self._sign * passes_factor(optimizer._hvd_ext.reducer))
         with tf.init_scope():
             for variable, slot in zip(optimizer._trainable_variables, optimizer.momentums, strict=True):
                 velocity = velocities.get(kinds.key(variable))
@@ -131,6 +126,8 @@ class OfLARS(OfSGD):
     whose norm the trust ratio needs. The ranks add up sketches of their gradients (`norms.sketches`) instead, while
     the step is under way, and the next step uses their norms.
     """
+
+    _sign: ClassVar[int] = 1
 
     @property
     def measures(self) -> bool:
@@ -157,14 +154,14 @@ class OfLARS(OfSGD):
 
     def measured(self, variables: Sequence[Any], gradients: Sequence[Any], reduced: Callable[[Any], Any]) -> tf.Tensor:
         """Give the norms of the reduced gradients; 0 for variables without a trust ratio."""
-        optimizer, found = self.optimizer(), tf.zeros(len(variables), tf.float64)
+        optimizer, zeros = self.optimizer(), tf.zeros(len(variables), tf.float64)
         trusted = [i for i, place in enumerate(optimizer._places(variables)) if optimizer._has_trust[place]]
         if not trusted:
-            return found
-        own = [tf.reshape(gradients[i], variables[i].shape) for i in trusted]  # a graph may not know their shapes
-        sums = tf.cast(reduced(norms.sketches(own)), tf.float64)
+            return zeros
+        tensors = [tf.reshape(gradients[i], variables[i].shape) for i in trusted]  # a graph may not know their shapes
+        sums = tf.cast(reduced(norms.sketches(tensors)), tf.float64)
         lengths = tf.norm(sums, axis=1) * float(passes_factor(optimizer._hvd_ext.reducer))
-        return tf.tensor_scatter_nd_update(found, [[i] for i in trusted], lengths)
+        return tf.tensor_scatter_nd_update(zeros, [[i] for i in trusted], lengths)
 
     def keep(self, variables: Sequence[Any], measured: tf.Tensor, ok: tf.Tensor) -> None:
         """Keep the norms for the next step."""
@@ -172,10 +169,6 @@ class OfLARS(OfSGD):
         before = self._norms.read_value()
         after = tf.tensor_scatter_nd_update(before, places, measured)
         self._norms.assign(tf.where(ok, after, before), read_value=False)
-
-    def give_back(self, velocities: Mapping[Any, NDArray[np.float32]]) -> None:
-        """Add velocities to the slots."""
-        self._add(velocities, 1)
 
     def save(self, keys: Sequence[Any]) -> dict[str, NDArray[Any]]:
         """Copy the norms of the gradients of these variables."""
@@ -195,7 +188,7 @@ class OfLARS(OfSGD):
             return tf.Variable(tf.zeros(count, tf.float64), trainable=False, name="hvd_ext_topk_gradient_norms")
 
     def _places(self, keys: Sequence[Any]) -> list[int]:
-        place_of = {kinds.key(one): place for place, one in enumerate(self.optimizer()._trainable_variables)}
+        place_of = {kinds.key(variable): place for place, variable in enumerate(self.optimizer()._trainable_variables)}
         return [place_of[key] for key in keys]
 
 
@@ -211,9 +204,9 @@ class MomentumTaken(OptimizerMixin):
         job without the correction that goes on from this one's file. The slots stay if the optimizer has its momentum
         back (`TopK(until=...)`).
         """
-        ours = self._hvd_ext
-        unread = ours.moved - ours.used
-        if not unread or any(channel.is_whole for channel in ours.reducer.channels):  # or there are no slots
+        distribution = self._hvd_ext
+        unread = distribution.moved - distribution.used
+        if not unread or any(channel.is_whole for channel in distribution.reducer.channels):  # or there are no slots
             return
         with tf.init_scope():
             ended = [
@@ -223,31 +216,34 @@ class MomentumTaken(OptimizerMixin):
             ]
             for slot in ended:
                 slot.assign(keras.ops.zeros_like(slot))
-        job = process_sets.runtime_of(ours.reducer.options.process_set)
+        job = process_sets.runtime_of(distribution.reducer.options.process_set)
         if ended and job is not None and job.engine.rank == 0:
-            feedback.tell_of_momentum(ours.reducer.label, "without")
+            feedback.tell_of_momentum(distribution.reducer.label, "without")
 
     def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:
         """Update variables; a gradient that has gone through momentum and rate is what the weights change by."""
         plain = super()._backend_update_step
-        ours, step = self._hvd_ext, self._hvd_ext.step
-        through, whole = (frozenset(), None) if step is None else (step.through_momentum, step.whole)
-        pairs = [(kinds.key(one), gradient, one) for gradient, one in zip(grads, trainable_variables, strict=True)]
+        distribution, step = self._hvd_ext, self._hvd_ext.step
+        through, sends_whole = (frozenset(), None) if step is None else (step.through_momentum, step.whole)
+        pairs = [
+            (kinds.key(variable), gradient, variable)
+            for gradient, variable in zip(grads, trainable_variables, strict=True)
+        ]
 
         def update() -> None:
             moved = [(gradient, variable) for key, gradient, variable in pairs if key in through]
-            own = [(gradient, variable) for key, gradient, variable in pairs if key not in through]
+            plain_pairs = [(gradient, variable) for key, gradient, variable in pairs if key not in through]
             read = {key for key, *_ in pairs if key not in through}
-            ours.used |= read
-            if not through <= ours.moved:
-                ours.moved |= through
+            distribution.used |= read
+            if not through <= distribution.moved:
+                distribution.moved |= through
                 self.end_momentum()
             for gradient, variable in moved:
                 self.assign_sub(variable, keras.ops.cast(gradient, variable.dtype))
-            if own:
-                plain(*zip(*own, strict=True), learning_rate)
+            if plain_pairs:
+                plain(*zip(*plain_pairs, strict=True), learning_rate)
 
-        if whole is None:
+        if sends_whole is None:
             update()
         else:
-            only_if(whole, lambda: plain(grads, trainable_variables, learning_rate), update)
+            only_if(sends_whole, lambda: plain(grads, trainable_variables, learning_rate), update)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +41,6 @@ class KerasDistribution(Distribution):
     """What a wrapped optimizer of Keras 3 has of ours.
 
     Args:
-        skipping: counts skipped steps, with a loss scale.
-        halves: which half of a step that XLA compiles is being traced.
         trial: which way to compute the norms of LARS and LAMB is faster, while that is tried out.
         moved: keys of variables whose gradients have gone through momentum correction in some step.
         used: keys of variables whose slots of momentum some step has read.
@@ -82,11 +81,7 @@ class Distributed(OptimizerMixin):
         self._hvd_ext.reducer.register_local_var(variable)
 
     def check_local(self) -> None:
-        """Refuse local variables where they would change the reduced gradients.
-
-        Raises:
-            InvalidError: the optimizer has a global_clipnorm.
-        """
+        """Raise `InvalidError` if local variables would change the reduced gradients (global_clipnorm)."""
         refuse_global_norm(self)
 
 
@@ -117,11 +112,7 @@ class Wrapper(Distributed):
         self._take_step(grads, variables)
 
     def apply_absent(self, variables: Sequence[Any]) -> None:
-        """Take a step without gradients of this rank, whose result is there already; eager only.
-
-        Args:
-            variables: those of the step.
-        """
+        """Take a step without gradients of this rank, whose result is there already; eager only."""
         zeros = [tf.zeros(tuple(variable.shape), kinds.dtype(variable)) for variable in variables]
         self._take_step(zeros, list(variables), absent=True)
 
@@ -207,13 +198,6 @@ def class_of(plain: type, *fronts: type[OptimizerMixin]) -> type:
 
     Keras writes `optimizer.__class__` into files: the property answers with the plain class, whatever name that is
     registered under. What is made from the class (`from_config`) is a plain optimizer too.
-
-    Args:
-        plain: the optimizer's own class.
-        fronts: the classes that stand in front of it.
-
-    Returns:
-        The same class for the same arguments.
     """
     return type(
         plain.__name__,
@@ -228,16 +212,10 @@ def class_of(plain: type, *fronts: type[OptimizerMixin]) -> type:
     )
 
 
-def put_in_front(optimizer: Any, ours: Distribution, *fronts: type[OptimizerMixin]) -> None:
-    """Put classes in front of an optimizer's own, in place.
-
-    Args:
-        optimizer: of Keras 3 or Keras 2.
-        ours: what it gets of ours.
-        fronts: as for `class_of`; none leaves its class as it is.
-    """
+def put_in_front(optimizer: Any, distribution: Distribution, *fronts: type[OptimizerMixin]) -> None:
+    """Put classes in front of an optimizer's own, in place; without any it keeps its class."""
     # past the __setattr__ of Keras, which tracks what it is given
-    object.__setattr__(optimizer, "_hvd_ext", ours)
+    object.__setattr__(optimizer, "_hvd_ext", distribution)
     if fronts:
         object.__setattr__(optimizer, "__class__", class_of(type(optimizer), *fronts))
 
@@ -248,29 +226,19 @@ def updates(optimizer: Any) -> Any:
 
 
 def refuse_global_norm(optimizer: Any) -> None:
-    """Refuse an optimizer, wrapped or not, whose global norm would count local variables.
-
-    Raises:
-        InvalidError: it, or the optimizer inside of it, has a global_clipnorm.
-    """
+    """Raise `InvalidError` if an optimizer, or the one inside of it, has a global_clipnorm, which counts local ones."""
     if getattr(getattr(optimizer, "inner_optimizer", optimizer), "global_clipnorm", None) is not None:
         raise InvalidError(compatibility.words("local variables", "global_clipnorm"))
 
 
 def only_if(condition: Any, work: Callable[[], None], otherwise: Callable[[], None] = lambda: None) -> None:
-    """Do something if a condition holds; eagerly, or in the graph that is being traced.
-
-    Args:
-        condition: a boolean tensor.
-        work: assigns variables.
-        otherwise: assigns variables if the condition does not hold.
-    """
+    """Do something if a condition holds; eagerly, or in the graph that is being traced."""
     if tf.executing_eagerly():
         (work if bool(condition) else otherwise)()
         return
 
-    def done(one: Callable[[], None]) -> tf.Tensor:
-        one()
+    def done(assign: Callable[[], None]) -> tf.Tensor:
+        assign()
         return tf.constant(True)
 
     tf.cond(condition, functools.partial(done, work), functools.partial(done, otherwise))
@@ -318,14 +286,14 @@ def _reduced_first(optimizer: Any, step: Step) -> tuple[list[Any], Any]:
         present = _propagate_nonfinite(present, step.local)
     reduced = iter(step.reduce(present, optimizer._iterations.value))
     factor = passes_factor(reducer)
-    return [None if one is None else kinds.scaled(next(reduced), factor) for one in step.gradients], scale
+    return [None if gradient is None else kinds.scaled(next(reduced), factor) for gradient in step.gradients], scale
 
 
 def _update(optimizer: Any, plain: Any, variables: list[Any], reduced: Sequence[Any], scale: Any) -> None:
     """Apply reduced gradients, multiplied by their scale, by Keras' `apply`; compiled with XLA if the step is."""
-    gradients = [_multiplied(one, scale) for one in reduced]
+    gradients = [_multiplied(gradient, scale) for gradient in reduced]
     if optimizer._hvd_ext.halves.compiles_update:
-        xla.update(lambda given: plain(given, variables), gradients)
+        xla.update(lambda tensors: plain(tensors, variables), gradients)
     else:
         plain(gradients, variables)
 
@@ -347,7 +315,7 @@ def _propagate_nonfinite(gradients: Sequence[tf.Tensor], local: Sequence[bool]) 
     propagated = list(gradients)
     if not any(local) or all(local):
         return propagated
-    finite = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient, own in zip(gradients, local, strict=True) if own]
+    finite = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in itertools.compress(gradients, local)]
     first = list(local).index(False)
     nothing = tf.where(tf.reduce_all(finite), 0.0, float("nan"))
     propagated[first] = gradients[first] + tf.cast(nothing, gradients[first].dtype)

@@ -15,31 +15,27 @@ import tensorflow as tf
 
 
 class Halves:
-    """Which half of a divided step a wrapped optimizer's `apply` is called in, while that is traced.
-
-    Attributes:
-        compiles_update: whether it is the second half.
-    """
+    """Which half of a divided step a wrapped `apply` is traced in; the second one compiles the update."""
 
     def __init__(self) -> None:
-        self._taken: list[Any] | None = None
+        self._gradients: list[Any] | None = None
         self.compiles_update = False
 
     def take(self, gradients: Sequence[Any]) -> bool:
         """Take the gradients of an `apply` in the first half; tell whether it was one, which reduces nothing."""
-        if self._taken is None:
+        if self._gradients is None:
             return False
-        self._taken += gradients
+        self._gradients += gradients
         return True
 
     @contextlib.contextmanager
     def first(self) -> Iterator[list[Any]]:
         """Begin the first half; yields a list, which then has the gradients that `apply` was given."""
-        self._taken = []
+        self._gradients = []
         try:
-            yield self._taken
+            yield self._gradients
         finally:
-            self._taken = None
+            self._gradients = None
 
     @contextlib.contextmanager
     def second(self) -> Iterator[None]:
@@ -89,19 +85,14 @@ def divided(model: Any) -> Callable[[Any], Any]:
 
 
 def update(work: Callable[[list[Any]], None], gradients: Sequence[Any]) -> None:
-    """Let XLA compile an update, unless it has sparse gradients, whose number of rows XLA would have to know.
-
-    Args:
-        work: assigns variables, given the gradients.
-        gradients: reduced; None where there is none.
-    """
-    if any(isinstance(one, tf.IndexedSlices) for one in gradients):
+    """Let XLA compile an update, unless a gradient is sparse, whose number of rows XLA would have to know."""
+    if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
         work(list(gradients))
         return
 
     @tf.function(jit_compile=True, autograph=False)
-    def compiled(given: list[tf.Tensor]) -> None:
-        present = iter(given)
-        work([None if one is None else next(present) for one in gradients])
+    def compiled(tensors: list[tf.Tensor]) -> None:
+        present = iter(tensors)
+        work([None if gradient is None else next(present) for gradient in gradients])
 
-    compiled([one for one in gradients if one is not None])
+    compiled([gradient for gradient in gradients if gradient is not None])

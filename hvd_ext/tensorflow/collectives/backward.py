@@ -16,12 +16,13 @@ gradient divided by P, which is the gradient of the average loss. For reducescat
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import process_sets, runtime
+from hvd_ext.job import runtime
 from hvd_ext.job.runtime import Prepared, Runtime
 from hvd_ext.options import Average, ReduceOp, Sum
 from hvd_ext.tensorflow import ops
@@ -37,71 +38,35 @@ def summed(
     """Allreduce a tensor; the caller translates errors.
 
     Args:
-        job: the runtime of the ranks that take part.
         name: the call's final name.
-        tensor: a tensor of a dtype that the engine reduces.
-        op: how the ranks' values are combined.
         algorithm: the algorithm; None for the algorithm of the options.
         wire: the dtype in which float32 is sent; "" for float32.
-        **more: further attributes of the op.
     """
-    rows = _rows([job.allreduce(limit, algorithm) for limit in runtime.SIZE_CLASSES])
-    return ops.allreduce(name, tensor, op=int(op), wire=wire, **rows, **more)
+    plans = rows([job.allreduce(limit, algorithm) for limit in runtime.SIZE_CLASSES])
+    return ops.allreduce(name, tensor, op=int(op), wire=wire, **plans, **more)
 
 
-def gather_classes(job: Runtime) -> dict[str, list[int]]:
-    """Return the op's attributes for an allgather: a single size class, because the parts' sizes are not known.
-
-    Args:
-        job: the runtime of the ranks that take part.
-    """
-    return {**_rows([job.all_gather(_GATHER_NBYTES)]), "limits": [_GATHER_NBYTES]}
+def one_class(prepare: Callable[[int], Prepared]) -> dict[str, list[int]]:
+    """Return an op's attributes for parts of unknown sizes, a single size class; a method of `Runtime` plans it."""
+    return rows([prepare(_GATHER_NBYTES)], [_GATHER_NBYTES])
 
 
-def scatter_classes(job: Runtime) -> dict[str, list[int]]:
-    """Return the op's attributes for a reducescatter.
-
-    Args:
-        job: the runtime of the ranks that take part.
-    """
-    return {**_rows([job.reduce_scatter(_GATHER_NBYTES)]), "limits": [_GATHER_NBYTES]}
-
-
-def alltoall_classes(job: Runtime) -> dict[str, list[int]]:
-    """Return the op's attributes for an alltoall.
-
-    Args:
-        job: the runtime of the ranks that take part.
-    """
-    return {**_rows([job.all_to_all(_GATHER_NBYTES)]), "limits": [_GATHER_NBYTES]}
-
-
-def broadcast_classes(job: Runtime, root: int) -> dict[str, list[int]]:
-    """Return the op's attributes for a broadcast.
-
-    Args:
-        job: the runtime of the ranks that take part.
-        root: the root's place among these ranks.
-    """
-    return _rows([job.broadcast(limit, root) for limit in runtime.SIZE_CLASSES])
-
-
-def _rows(prepared: list[Prepared]) -> dict[str, list[int]]:
+def rows(prepared: list[Prepared], limits: Sequence[int] = runtime.SIZE_CLASSES) -> dict[str, list[int]]:
+    """Return an op's attributes for the plans of a collective, one for each size class."""
     return {
-        "limits": list(runtime.SIZE_CLASSES),
-        "plans": [one.plan for one in prepared],
-        "digests": [one.digest for one in prepared],
-        "segments": [one.segment_nbytes for one in prepared],
+        "limits": list(limits),
+        "plans": [row.plan for row in prepared],
+        "digests": [row.digest for row in prepared],
+        "segments": [row.segment_nbytes for row in prepared],
     }
 
 
 def _job(op: Any) -> Runtime:
     """Find the runtime of the forward call: the handle of the call's plan begins with its engine's generation."""
     job = runtime.current()
-    for one in (None, *job.process_sets.values()):
-        found = process_sets.runtime_of(one)
-        if found is not None and found.engine.generation == op.get_attr("plans")[0] >> 32:
-            return found
+    for owner in (job, *job.subsets.values()):
+        if owner.engine.generation == op.get_attr("plans")[0] >> 32:
+            return owner
     raise InvalidError(
         "gradient of a collective: since the collective ran, its process set was removed or hvd_ext was shut down"
     )
@@ -114,23 +79,23 @@ def _to_tensor(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
 
 @tf.RegisterGradient("HvdExt>Allreduce")
 def _allreduce_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
-    rows = {attribute: list(op.get_attr(attribute)) for attribute in ("limits", "plans", "digests", "segments")}
+    plans = {attribute: list(op.get_attr(attribute)) for attribute in ("limits", "plans", "digests", "segments")}
     kind, wire = ReduceOp(op.get_attr("reduce_op")), tf.compat.as_str(op.get_attr("wire"))
     if kind not in (Average, Sum):
         raise InvalidError(
             f"gradient of an allreduce with op={kind.name}: only Average and Sum have a gradient; stop it with "
             "tf.stop_gradient, or gather with hvd_ext.allgather and reduce the parts with TensorFlow"
         )
-    return _to_tensor(op, ops.allreduce(_name(op), gradient, op=int(kind), wire=wire, **rows))
+    return _to_tensor(op, ops.allreduce(_name(op), gradient, op=int(kind), wire=wire, **plans))
 
 
 @tf.RegisterGradient("HvdExt>Allgather")
 def _allgather_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
     job = _job(op)
-    own = tf.shape(op.inputs[1], out_type=tf.int64)[:1]
-    sizes = ops.allgather(_name(op, ".sizes"), own, **gather_classes(job))
+    count = tf.shape(op.inputs[1], out_type=tf.int64)[:1]
+    sizes = ops.allgather(_name(op, ".sizes"), count, **one_class(job.all_gather))
     begin = tf.reduce_sum(sizes[: job.engine.rank])
-    return _to_tensor(op, summed(job, _name(op), gradient, Average)[begin : begin + own[0]])
+    return _to_tensor(op, summed(job, _name(op), gradient, Average)[begin : begin + count[0]])
 
 
 @tf.RegisterGradient("HvdExt>Broadcast")
@@ -149,12 +114,12 @@ def _reducescatter_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | No
     job = _job(op)
     if op.get_attr("reduce_op") == Sum:
         gradient *= tf.cast(job.engine.size, gradient.dtype)
-    return _to_tensor(op, ops.allgather(_name(op), gradient, **gather_classes(job)))
+    return _to_tensor(op, ops.allgather(_name(op), gradient, **one_class(job.all_gather)))
 
 
 @tf.RegisterGradient("HvdExt>Alltoall")
 def _alltoall_gradient(op: Any, gradient: tf.Tensor, _: tf.Tensor) -> list[tf.Tensor | None]:
-    result, _ = ops.alltoall(_name(op), gradient, op.outputs[1], has_splits=True, **alltoall_classes(_job(op)))
+    result, _ = ops.alltoall(_name(op), gradient, op.outputs[1], has_splits=True, **one_class(_job(op).all_to_all))
     return _to_tensor(op, result)
 
 

@@ -24,8 +24,6 @@ class Call:
     """One call of a user.
 
     Args:
-        kind: the function that the user has called.
-        job: the runtime of the ranks that take part.
         name: matches the ranks' calls.
         counted: whether the name comes from counting the calls, which is ambiguous if several threads call at once.
     """
@@ -42,11 +40,6 @@ class Call:
 @contextlib.contextmanager
 def preparing(kind: str, name: str | None, process_set: ProcessSet | None) -> Iterator[Call]:
     """Name a call before its arguments are checked, so that the other ranks learn if this rank refuses the call.
-
-    Args:
-        kind: the function that the user has called.
-        name: the user's name for the call, or None.
-        process_set: the user's process set; None for all ranks.
 
     Raises:
         InvalidError: the name is not a string or is empty, this rank is not in the set, or XLA compiles the caller.
@@ -68,7 +61,6 @@ def chosen_op(kind: str, op: ReduceOp | None, average: bool | None = None) -> Re
     """Return the op that is given by one of Horovod's two arguments for it.
 
     Args:
-        kind: the collective, for messages.
         op: None for `Average`; `Min`, `Max` and `Product` are for an allreduce only.
         average: True for `Average`, False for `Sum`, or None.
 
@@ -92,15 +84,7 @@ def chosen_op(kind: str, op: ReduceOp | None, average: bool | None = None) -> Re
 
 
 def signature(label: str, *lines: Any) -> Any:
-    """Make a signature: the lines that must be the same on all ranks, beyond what the engine compares.
-
-    Args:
-        label: the function that the user has called, for messages.
-        *lines: further lines, each a string or a string tensor.
-
-    Returns:
-        A string; a string tensor if some line is a tensor.
-    """
+    """Join the lines that must be equal on all ranks, beyond what the engine compares; a tensor if some line is."""
     everything = [label, *lines]
     if all(isinstance(line, str) for line in everything):
         return "\n".join(everything)
@@ -111,7 +95,6 @@ def described(tensor: tf.Tensor, free: bool = False) -> Any:
     """Describe a tensor's dtype and shape, as in "float32[2, 3]".
 
     Args:
-        tensor: any tensor.
         free: whether the first dimension may differ between ranks; it is then written "*".
 
     Returns:
@@ -126,15 +109,9 @@ def described(tensor: tf.Tensor, free: bool = False) -> Any:
     return tf.strings.join([name, "[", joined, "]"])
 
 
-def agree(call: Call, signature: Any) -> tf.Operation | None:
-    """Wait for all ranks, and compare a signature that no tensor carries.
-
-    Args:
-        call: the call, from `preparing`.
-        signature: the signature, from `signature`, or "".
-
-    Returns:
-        The operation while a graph is built, else None.
-    """
+def agree(call: Call, signature: Any) -> list[tf.Operation]:
+    """Wait for all ranks, and compare a signature that no tensor carries; returns the operation of a graph."""
     with ops.translated():
-        return ops.barrier(call.name, signature, counted=call.counted, engine=call.job.engine.generation)
+        attributes = {"counted": call.counted, "engine": call.job.engine.generation}
+        operation = ops.library().hvd_ext_barrier(call.name, signature, **attributes)
+    return [] if operation is None else [operation]

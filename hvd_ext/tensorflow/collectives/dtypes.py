@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.options import Average, ReduceOp, Sum
 
 # The dtypes that the engine reduces (HVD_EXT_REDUCED in tf_ops/ops/collective.cc).
 REDUCED = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
@@ -37,16 +36,7 @@ _ADVICE = {
 
 
 def converted(kind: str, value: Any, dtypes: tuple[str, ...]) -> tf.Tensor:
-    """Convert a user's argument to a tensor.
-
-    Args:
-        kind: the collective, for messages.
-        value: a tensor, a variable, a NumPy array or any value that TensorFlow converts.
-        dtypes: the dtypes that the collective takes.
-
-    Raises:
-        InvalidError: the value is IndexedSlices, has another dtype, or cannot be converted.
-    """
+    """Convert an argument to a tensor; `InvalidError` for IndexedSlices, another dtype, or no conversion."""
     if isinstance(value, tf.IndexedSlices):
         raise InvalidError(f"{kind} (IndexedSlices): make it dense first: tf.convert_to_tensor(value)")
     try:
@@ -62,16 +52,7 @@ def converted(kind: str, value: Any, dtypes: tuple[str, ...]) -> tf.Tensor:
 
 
 def with_rows(kind: str, tensor: tf.Tensor, verb: str) -> tf.Tensor:
-    """Check that a tensor has a first dimension, and return it.
-
-    Args:
-        kind: the collective, for messages.
-        tensor: any tensor.
-        verb: what the collective does along the first dimension, "joined" or "divided".
-
-    Raises:
-        InvalidError: the tensor is a scalar.
-    """
+    """Return a tensor that can be "joined" or "divided" along its first dimension; `InvalidError` for a scalar."""
     if tensor.shape.rank == 0:
         raise InvalidError(
             f"{kind} ({tensor.dtype.name} scalar): tensors are {verb} along their first dimension and a scalar has "
@@ -81,14 +62,7 @@ def with_rows(kind: str, tensor: tf.Tensor, verb: str) -> tf.Tensor:
 
 
 def carried(tensor: tf.Tensor) -> tuple[tf.Tensor, str]:
-    """Convert a tensor to the dtype in which it is moved.
-
-    Args:
-        tensor: a tensor of one of the dtypes `MOVED`.
-
-    Returns:
-        The same values in a dtype of the engine; and the name of the tensor's own dtype, or "" if the engine has it.
-    """
+    """Convert a tensor to the engine's dtype in which it is moved, and name its own; "" if the engine has it."""
     name = tensor.dtype.name
     if name not in CARRIER:
         return tensor, name if name == "uint8" else ""  # the engine calls it bytes
@@ -98,12 +72,7 @@ def carried(tensor: tf.Tensor) -> tuple[tf.Tensor, str]:
 
 
 def unpacked(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Undo `carried`.
-
-    Args:
-        tensor: a result in the carrier's dtype.
-        dtype: the user's dtype.
-    """
+    """Undo `carried`."""
     if tensor.dtype == dtype:
         return tensor
     same_bits = dtype != tf.bool and tensor.dtype.size == dtype.size
@@ -111,15 +80,7 @@ def unpacked(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def widened(tensor: tf.Tensor, plain_sum: bool) -> tuple[tf.Tensor, str]:
-    """Convert a tensor to the dtype in which it is added.
-
-    Args:
-        tensor: a tensor of one of the dtypes `ALLREDUCED`.
-        plain_sum: whether the result is this tensor's sum, minimum, maximum or product, without factors.
-
-    Returns:
-        The same values in a dtype of the engine; and the name of the tensor's own dtype, or "" if the engine has it.
-    """
+    """Convert a tensor to the engine's dtype in which it is added, and name its own; "" if the engine has it."""
     name = tensor.dtype.name
     wide = "int64" if name == "int32" and not plain_sum else WIDENED.get(name)
     return (tensor, "") if wide is None else (tf.cast(tensor, wide), name)
@@ -131,7 +92,6 @@ def divided(quotients: tf.Tensor, remainders: tf.Tensor, divisor: int) -> tf.Ten
     Args:
         quotients: the sum of the terms' quotients, int64.
         remainders: the sum of their remainders, int64.
-        divisor: what the terms were divided by.
 
     Returns:
         The sum of the terms divided by the divisor: int64, truncated toward zero.
@@ -145,9 +105,7 @@ def narrowed(what: str, tensor: tf.Tensor, dtype: tf.DType, by: float = 1.0) -> 
     """Undo `widened`, and refuse a result that does not fit; all ranks have the same result, so all of them raise.
 
     Args:
-        what: the call, for the message.
         tensor: the result in a dtype of the engine; or float64 for an integer dtype, or float32 for float16.
-        dtype: the user's dtype.
         by: multiplies the result first; integers are multiplied in float64, and then truncated toward zero.
 
     Raises:
@@ -178,16 +136,7 @@ def narrowed(what: str, tensor: tf.Tensor, dtype: tf.DType, by: float = 1.0) -> 
 
 
 def factor(kind: str, name: str, value: Any) -> float:
-    """Check a prescale or postscale factor.
-
-    Args:
-        kind: the collective, for the message.
-        name: the name of the argument.
-        value: the user's value.
-
-    Raises:
-        InvalidError: the value is not a finite number.
-    """
+    """Check a prescale or postscale factor; `InvalidError` if the value is not a finite number."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not math.isfinite(value):
         raise InvalidError(f"{kind}: {name} ({value!r}): must be a finite number")
@@ -195,30 +144,8 @@ def factor(kind: str, name: str, value: Any) -> float:
 
 
 def scaled(tensor: tf.Tensor, by: float) -> tf.Tensor:
-    """Multiply a tensor, in its own dtype; differentiable.
-
-    Args:
-        tensor: a tensor of one of the dtypes `REDUCED`.
-        by: the factor. 16-bit floats are multiplied in float32; integers in float64, and then truncated toward zero.
-    """
+    """Multiply in the tensor's dtype; halves in float32, integers in float64 and then truncated; differentiable."""
     if by == 1.0:
         return tensor
     wide = tf.float32 if tensor.dtype.name in _HALVES else tf.float64 if tensor.dtype.is_integer else tensor.dtype
     return tf.cast(tf.cast(tensor, wide) * tf.constant(by, wide), tensor.dtype)
-
-
-def split_factors(tensor: tf.Tensor, op: ReduceOp, postscale: float, size: int) -> tuple[ReduceOp, float]:
-    """Choose the engine's op and the factor for its result such that integers are truncated toward zero only once.
-
-    Args:
-        tensor: a tensor of one of the dtypes `REDUCED`.
-        op: the user's op.
-        postscale: the user's factor for the result.
-        size: the number of ranks.
-
-    Returns:
-        The engine's op, and the factor for its result.
-    """
-    if tensor.dtype.is_integer and op == Average and postscale != 1.0:
-        return Sum, postscale / size
-    return op, postscale

@@ -42,17 +42,7 @@ def grouped_allreduce(
     Args:
         tensors: dense tensors and `tf.IndexedSlices` of the dtypes of `allreduce`, mixed at will; shapes and dtypes
             must be equal on all ranks. May be empty.
-        average: see `allreduce`.
-        device_dense: accepted for Horovod's sake, like device_sparse and ignore_name_scope.
-        device_sparse: see device_dense.
-        compression: see `allreduce`.
-        op: `hvd_ext.Average`, the default, `Sum`, `Min`, `Max` or `Product`. Only the first two have a gradient and
-            take IndexedSlices. A minimum or maximum is NaN where a rank has NaN.
-        prescale_factor: multiplies the tensors before the reduction.
-        postscale_factor: multiplies the results.
-        process_set: the ranks that take part; None for all.
-        ignore_name_scope: see device_dense.
-        name: matches the ranks' calls; None for a counted name.
+        average: as for `allreduce`, and so are all that follow.
 
     Returns:
         The results, in the order of the tensors.
@@ -66,17 +56,17 @@ def grouped_allreduce(
     kind = "grouped_allreduce"
     with calls.preparing(kind, name, process_set) as call:
         request = Reduction.of(call, op, average, compression, prescale_factor, postscale_factor)
-        members = _members(kind, tensors, lambda one: _dense_or_sparse(one, request.op))
-        signature = request.full_signature(kind, *_lines(members, [_described(one) for one in members]))
+        members = _members(kind, tensors, lambda tensor: _dense_or_sparse(tensor, request.op))
+        signature = request.full_signature(kind, *_lines(members, [_described(tensor) for tensor in members]))
     results: list[Any] = [None] * len(members)
     by_dtype: dict[str, list[int]] = {}
-    for index, one in enumerate(members):
-        if isinstance(one, tf.Tensor):
-            by_dtype.setdefault(one.dtype.name, []).append(index)
+    for index, tensor in enumerate(members):
+        if isinstance(tensor, tf.Tensor):
+            by_dtype.setdefault(tensor.dtype.name, []).append(index)
     before: list[Any] = []
-    agreed = not by_dtype or any(isinstance(one, tf.IndexedSlices) for one in members)
+    agreed = not by_dtype or any(isinstance(tensor, tf.IndexedSlices) for tensor in members)
     if agreed:
-        before = _agree(call, signature)
+        before = calls.agree(call, signature)
     for dtype, indices in by_dtype.items():
         part = dataclasses.replace(request, call=_part(call, dtype) if agreed else call)
         with tf.control_dependencies(before):
@@ -84,10 +74,10 @@ def grouped_allreduce(
         before, agreed = before or reduced[:1], True
         for index, result in zip(indices, reduced, strict=True):
             results[index] = result
-    for index, one in enumerate(members):
-        if isinstance(one, tf.IndexedSlices):
+    for index, tensor in enumerate(members):
+        if isinstance(tensor, tf.IndexedSlices):
             with tf.control_dependencies(before):
-                results[index] = rows.gathered(request, one, index)
+                results[index] = rows.gathered(request, tensor, index)
     return results
 
 
@@ -102,9 +92,7 @@ def grouped_allgather(
 
     Args:
         tensors: this rank's parts, each as in `allgather`; dtypes may be mixed. May be empty.
-        name: matches the ranks' calls; None for a counted name.
-        ignore_name_scope: accepted for Horovod's sake; names never depend on name scopes.
-        process_set: the ranks that take part; None for all.
+        name: as for `allgather`, and so are all that follow.
 
     Returns:
         The joined tensors, in the order of the parts.
@@ -118,10 +106,10 @@ def grouped_allgather(
     kind = "grouped_allgather"
     with calls.preparing(kind, name, process_set) as call:
         members = _members(
-            kind, tensors, lambda one: dtypes.with_rows(kind, dtypes.converted(kind, one, MOVED), "joined")
+            kind, tensors, lambda tensor: dtypes.with_rows(kind, dtypes.converted(kind, tensor, MOVED), "joined")
         )
-        signature = calls.signature(kind, *_lines(members, [calls.described(one, free=True) for one in members]))
-    return _each(call, members, signature, single.gathered)
+        signature = calls.signature(kind, *_lines(members, [calls.described(tensor, free=True) for tensor in members]))
+    return _in_turn(call, members, signature, single.gathered)
 
 
 @plain
@@ -141,14 +129,7 @@ def grouped_reducescatter(
 
     Args:
         tensors: each as in `reducescatter`; dtypes may be mixed, shapes must be equal on all ranks. May be empty.
-        device_dense: accepted for Horovod's sake, like ignore_name_scope.
-        compression: see `allreduce`.
-        op: `hvd_ext.Average`, the default, or `hvd_ext.Sum`.
-        process_set: the ranks that take part; None for all.
-        prescale_factor: multiplies the tensors before the reduction.
-        postscale_factor: multiplies the results.
-        name: matches the ranks' calls; None for a counted name.
-        ignore_name_scope: see device_dense.
+        device_dense: as for `reducescatter`, and so are all that follow.
 
     Returns:
         This rank's rows of each result, in the order of the tensors.
@@ -163,33 +144,33 @@ def grouped_reducescatter(
     with calls.preparing(kind, name, process_set) as call:
         request = Reduction.of(call, op, None, compression, prescale_factor, postscale_factor)
         members = _members(
-            kind, tensors, lambda one: dtypes.with_rows(kind, dtypes.converted(kind, one, REDUCED), "divided")
+            kind, tensors, lambda tensor: dtypes.with_rows(kind, dtypes.converted(kind, tensor, REDUCED), "divided")
         )
-        signature = request.full_signature(kind, *_lines(members, [calls.described(one) for one in members]))
-    return _each(
+        signature = request.full_signature(kind, *_lines(members, [calls.described(tensor) for tensor in members]))
+    return _in_turn(
         call,
         members,
         signature,
-        lambda part, one, words: dataclasses.replace(request, call=part).scattered(one, words),
+        lambda part, tensor, words: dataclasses.replace(request, call=part).scattered(tensor, words),
     )
 
 
 def _members(kind: str, tensors: Any, check: Callable[[Any], Any]) -> list[Any]:
     if isinstance(tensors, (tf.Tensor, tf.Variable, tf.IndexedSlices)) or not isinstance(tensors, Iterable):
         raise InvalidError(f"{kind} ({type(tensors).__name__}): takes a list of tensors")
-    return [check(one) for one in tensors]
+    return [check(tensor) for tensor in tensors]
 
 
-def _dense_or_sparse(one: Any, op: ReduceOp) -> tf.Tensor | tf.IndexedSlices:
-    if isinstance(one, tf.IndexedSlices):
-        return rows.checked("grouped_allreduce", one, op)
-    return dtypes.converted("grouped_allreduce", one, ALLREDUCED)
+def _dense_or_sparse(tensor: Any, op: ReduceOp) -> tf.Tensor | tf.IndexedSlices:
+    if isinstance(tensor, tf.IndexedSlices):
+        return rows.checked("grouped_allreduce", tensor, op)
+    return dtypes.converted("grouped_allreduce", tensor, ALLREDUCED)
 
 
-def _described(one: tf.Tensor | tf.IndexedSlices) -> tuple[str, Any]:
-    if isinstance(one, tf.IndexedSlices):
-        return "IndexedSlices of ", calls.described(one.values, free=True)
-    return "", calls.described(one)
+def _described(tensor: tf.Tensor | tf.IndexedSlices) -> tuple[str, Any]:
+    if isinstance(tensor, tf.IndexedSlices):
+        return "IndexedSlices of ", calls.described(tensor.values, free=True)
+    return "", calls.described(tensor)
 
 
 def _lines(members: list[Any], descriptions: list[Any]) -> list[Any]:
@@ -205,36 +186,30 @@ def _part(call: Call, suffix: str) -> Call:
     return dataclasses.replace(call, name=f"{call.name}/{suffix}")
 
 
-def _agree(call: Call, signature: Any) -> list[Any]:
-    """Compare a group whose first tensor cannot carry its signature; returns the operations that must run first."""
-    done = calls.agree(call, signature)
-    return [] if done is None else [done]
-
-
-def _each(
+def _in_turn(
     call: Call, members: list[Any], signature: Any, run: Callable[[Call, Any, Any], tf.Tensor]
 ) -> list[tf.Tensor]:
     if not members:
-        _agree(call, signature)
+        calls.agree(call, signature)
         return []
     first = run(call, members[0], signature)
     with tf.control_dependencies([first]):
-        return [first, *(run(_part(call, str(i)), one, call.kind) for i, one in enumerate(members[1:], 1))]
+        return [first, *(run(_part(call, str(i)), tensor, call.kind) for i, tensor in enumerate(members[1:], 1))]
 
 
 def _joined(request: Reduction, members: list[tf.Tensor], signature: Any) -> list[tf.Tensor]:
     """Allreduce dense tensors of one dtype as a single tensor."""
     if len(members) == 1:
         return [request.allreduced(members[0], signature=signature)]
-    flat = request.allreduced(tf.concat([tf.reshape(one, [-1]) for one in members], 0), signature=signature)
-    sizes = [one.shape.num_elements() for one in members]
+    flat = request.allreduced(tf.concat([tf.reshape(tensor, [-1]) for tensor in members], 0), signature=signature)
+    sizes = [tensor.shape.num_elements() for tensor in members]
     if None in sizes:
-        parts = tf.split(flat, tf.stack([tf.size(one) for one in members]), num=len(members))
+        parts = tf.split(flat, tf.stack([tf.size(tensor) for tensor in members]), num=len(members))
     else:
         parts = tf.split(flat, sizes)
     results = []
-    for one, part in zip(members, parts, strict=True):
-        known = one.shape.is_fully_defined()
-        result = tf.reshape(part, one.shape if known else tf.shape(one))
-        results.append(tf.ensure_shape(result, one.shape))
+    for tensor, part in zip(members, parts, strict=True):
+        is_known = tensor.shape.is_fully_defined()
+        result = tf.reshape(part, tensor.shape if is_known else tf.shape(tensor))
+        results.append(tf.ensure_shape(result, tensor.shape))
     return results

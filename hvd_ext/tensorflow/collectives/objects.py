@@ -56,12 +56,12 @@ def broadcast_object(
     except InvalidError as error:
         job.engine.refuse(name, str(error))  # the others wait for this rank
         raise
-    own = _dumped(obj) if job.engine.rank == root else (_NOTHING, b"")
-    kinds, roots, payloads = _exchanged(job, name, own, root_rank)
-    consensus.check_same(name, [{"root_rank": one} for one in roots], job.engine.ranks)
+    message = _dumped(obj) if job.engine.rank == root else (_NOTHING, b"")
+    kinds, roots, payloads = _exchanged(job, name, message, root_rank)
+    consensus.check_same(name, [{"root_rank": named} for named in roots], job.engine.ranks)
     _raise_failed(name, kinds, payloads, job.engine.ranks)
     if kinds[root] == _LARGE:
-        payloads[root] = _large(name, own[1], int(payloads[root]), root_rank, process_set)
+        payloads[root] = _large(name, message[1], int(payloads[root]), root_rank, process_set)
     return obj if job.engine.rank == root else pickle.loads(payloads[root])
 
 
@@ -86,12 +86,12 @@ def allgather_object(
     job = process_sets.member(process_set, "allgather_object")
     _check_session("allgather_object", session)
     name = name or "allgather_object"
-    own = _dumped(obj)
-    kinds, _, payloads = _exchanged(job, name, own, 0)
+    message = _dumped(obj)
+    kinds, _, payloads = _exchanged(job, name, message, 0)
     _raise_failed(name, kinds, payloads, job.engine.ranks)
     for place, rank in enumerate(job.engine.ranks):
         if kinds[place] == _LARGE:
-            sent = own[1] if place == job.engine.rank else b""
+            sent = message[1] if place == job.engine.rank else b""
             payloads[place] = _large(name, sent, int(payloads[place]), rank, process_set)
     return [pickle.loads(payload) for payload in payloads]
 
@@ -117,10 +117,10 @@ def _dumped(obj: Any) -> tuple[bytes, bytes]:
 
 
 def _exchanged(
-    job: Runtime, name: str, own: tuple[bytes, bytes], root: int
+    job: Runtime, name: str, sent: tuple[bytes, bytes], root: int
 ) -> tuple[list[bytes], list[int], list[bytes | bytearray]]:
     """Exchange messages: a byte of kind, the root in decimal digits, a space, and the object, or its size if large."""
-    kind, payload = own
+    kind, payload = sent
     message = b"%d" % len(payload) if kind == _LARGE else payload
     kinds, roots = [], []
     payloads: list[bytes | bytearray] = []
@@ -150,12 +150,12 @@ def _large(name: str, payload: bytes, nbytes: int, root_rank: int, process_set: 
             return np.asarray(session.run(result()))
 
     received = bytearray(0 if payload else nbytes)
-    whole = np.frombuffer(payload or received, np.uint8)
+    content = np.frombuffer(payload or received, np.uint8)
     for begin in range(0, nbytes, PIECE_NBYTES):
-        piece = whole[begin : begin + PIECE_NBYTES]
-        got = moved(piece)
+        piece = content[begin : begin + PIECE_NBYTES]
+        arrived = moved(piece)
         if not payload:
-            piece[:] = got
+            piece[:] = arrived
     return payload or received
 
 

@@ -31,39 +31,27 @@ def rank_op(name: str | None = None) -> tf.Tensor:
     Raises:
         NotInitializedError: before `init()`; a running graph raises TensorFlow's error with the same message.
     """
-    return _found(process.rank, name)
+    return _scalar(process.rank, name)
 
 
 @plain
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this rank's place among the ranks of its host, read when the graph runs.
+    """Return this rank's place among the ranks of its host, read when the graph runs; see `rank_op`.
 
     Args:
         name: the op's name.
-
-    Returns:
-        An int32 scalar.
-
-    Raises:
-        NotInitializedError: before `init()`; a running graph raises TensorFlow's error with the same message.
     """
-    return _found(process.local_rank, name)
+    return _scalar(process.local_rank, name)
 
 
 @plain
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """Return the number of ranks on this host, read when the graph runs.
+    """Return the number of ranks on this host, read when the graph runs; see `rank_op`.
 
     Args:
         name: the op's name.
-
-    Returns:
-        An int32 scalar.
-
-    Raises:
-        NotInitializedError: before `init()`; a running graph raises TensorFlow's error with the same message.
     """
-    return _found(process.local_size, name)
+    return _scalar(process.local_size, name)
 
 
 @plain
@@ -81,7 +69,7 @@ def size_op(process_set_id: int | ProcessSet = 0, name: str | None = None) -> tf
         NotInitializedError: before `init()`; a running graph raises TensorFlow's error with the same message.
         InvalidError: there is no such set; a running graph raises TensorFlow's error with the same message.
     """
-    return _found(lambda: process_sets.find(_identity(process_set_id)).size(), name)
+    return _scalar(lambda: process_sets.find(_identity(process_set_id)).size(), name)
 
 
 @plain
@@ -104,14 +92,14 @@ def process_set_included_op(process_set_id: int | ProcessSet = 0, name: str | No
         except HvdExtError:
             return UNKNOWN_SET
 
-    return _found(included, name)
+    return _scalar(included, name)
 
 
 def _identity(process_set_id: int | ProcessSet) -> int | None:
     return process_set_id.process_set_id if isinstance(process_set_id, ProcessSet) else process_set_id
 
 
-def _found(find: Callable[[], int | None], name: str | None) -> tf.Tensor:
+def _scalar(find: Callable[[], int | None], name: str | None) -> tf.Tensor:
     if tf.executing_eagerly():
         return tf.constant(find(), tf.int32, name=name)
     result = tf.numpy_function(lambda: np.int32(cast(int, find())), [], tf.int32, name=name)

@@ -16,15 +16,7 @@ from hvd_ext.tensorflow.collectives.calls import Call
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """The arguments of a user's reduction, beside the tensors.
-
-    Args:
-        call: the name of the call and the ranks that take part.
-        op: how the ranks' values are combined.
-        compression: the format in which float32 is sent.
-        prescale: multiplies the tensors before the reduction.
-        postscale: multiplies the results.
-    """
+    """A user's reduction: prescale multiplies the tensors before it, postscale the results."""
 
     call: Call
     op: ReduceOp
@@ -36,19 +28,7 @@ class Reduction:
     def of(
         call: Call, op: Any, average: bool | None, compression: Any, prescale_factor: Any, postscale_factor: Any
     ) -> Reduction:
-        """Check a user's arguments.
-
-        Args:
-            call: the call, from `calls.preparing`.
-            op: a `ReduceOp`, or None for `Average`.
-            average: Horovod's older argument for the op, or None.
-            compression: a `Compression`, Horovod's class for the same, or None.
-            prescale_factor: a finite number.
-            postscale_factor: a finite number.
-
-        Raises:
-            InvalidError: an argument breaks its rule.
-        """
+        """Check a user's arguments; `InvalidError` if an argument breaks its rule."""
         return Reduction(
             call,
             calls.chosen_op(call.kind, op, average),
@@ -58,33 +38,17 @@ class Reduction:
         )
 
     def signature(self, label: str, *lines: Any) -> Any:
-        """Make the signature of the call; see `calls.signature`.
-
-        Args:
-            label: the function that the user has called.
-            *lines: further lines.
-        """
+        """Make the signature of the call; see `calls.signature`."""
         return calls.signature(
             label, f"prescale_factor {self.prescale!r}", f"postscale_factor {self.postscale!r}", *lines
         )
 
     def full_signature(self, label: str, *lines: Any) -> Any:
-        """Make the signature of a call whose op and compression the engine does not see.
-
-        Args:
-            label: the function that the user has called.
-            *lines: further lines.
-        """
+        """Make the signature of a call whose op and compression the engine does not see."""
         return self.signature(label, f"op {self.op.name.lower()}", f"compression {self.compression.name}", *lines)
 
     def allreduced(self, tensor: tf.Tensor, algorithm: str | None = None, signature: Any = None) -> tf.Tensor:
-        """Allreduce a tensor.
-
-        Args:
-            tensor: a tensor of one of the dtypes `dtypes.ALLREDUCED`.
-            algorithm: the algorithm; None for the algorithm of the options.
-            signature: the signature; None for one with the factors.
-        """
+        """Allreduce a tensor of the dtypes `dtypes.ALLREDUCED`; None: with a signature of the factors."""
 
         def run(call: Call, wide: tf.Tensor, op: ReduceOp, wire: str, **more: Any) -> tf.Tensor:
             return backward.summed(call.job, call.name, wide, op, algorithm, wire, counted=call.counted, **more)
@@ -92,16 +56,12 @@ class Reduction:
         return self._applied(run, "allreduce", tensor, signature)
 
     def scattered(self, tensor: tf.Tensor, signature: Any = None) -> tf.Tensor:
-        """Reduce a tensor, and return this rank's rows.
-
-        Args:
-            tensor: a tensor of one of the dtypes `dtypes.REDUCED`.
-            signature: the signature; None for one with the factors.
-        """
+        """Reduce a tensor of the dtypes `dtypes.REDUCED`, and return this rank's rows."""
 
         def run(call: Call, wide: tf.Tensor, op: ReduceOp, wire: str, **more: Any) -> tf.Tensor:
-            more |= backward.scatter_classes(call.job)
-            return ops.reducescatter(call.name, wide, op=int(op), wire=wire, counted=call.counted, **more)
+            more |= {"counted": call.counted, **backward.one_class(call.job.reduce_scatter)}
+            signature = more.pop("signature")
+            return ops.library().hvd_ext_reducescatter(call.name, wide, signature, reduce_op=int(op), wire=wire, **more)
 
         return self._applied(run, "reducescatter", tensor, signature)
 
@@ -116,7 +76,9 @@ class Reduction:
         if tensor.dtype == tf.float16 and self.op in (Average, Sum):
             wide, dtype, wire = tf.cast(tensor, tf.float32), "float16", "float16"
         wide = dtypes.scaled(wide, self.prescale)
-        op, after = dtypes.split_factors(wide, self.op, self.postscale, size)
+        op, after = self.op, self.postscale
+        if wide.dtype.is_integer and op == Average and after != 1.0:  # so that integers are truncated only once
+            op, after = Sum, after / size
         with ops.translated():
             if tensor.dtype == tf.int64 and (op == Average or (op == Sum and not plain)):
                 parts = tf.truncatediv(wide, size)

@@ -17,20 +17,7 @@ _UNIT = 1 << 32  # of the upper half of an int64
 
 
 def checked(kind: str, slices: tf.IndexedSlices, op: ReduceOp, algorithm: str | None = None) -> tf.IndexedSlices:
-    """Check a user's slices.
-
-    Args:
-        kind: the collective, for messages.
-        slices: this rank's rows.
-        op: must be `Average` or `Sum`.
-        algorithm: must be None.
-
-    Returns:
-        The same slices, with all parts converted to tensors.
-
-    Raises:
-        InvalidError: the op is another one, an algorithm is given, or the dtype cannot be reduced.
-    """
+    """Return a user's slices as tensors; `InvalidError` for a wrong op or dtype, or an algorithm."""
     kind = f"{kind} of IndexedSlices"
     if op not in (Average, Sum):
         raise InvalidError(
@@ -48,31 +35,15 @@ def checked(kind: str, slices: tf.IndexedSlices, op: ReduceOp, algorithm: str | 
 
 
 def allreduced(request: Reduction, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Allreduce slices that are not part of a group.
-
-    Args:
-        request: the user's reduction.
-        slices: the slices, from `checked`.
-
-    Returns:
-        Ascending indices without repetition, and the sums or averages of their rows.
-
-    Raises:
-        MismatchError: the ranks' values, op, compression or factors differ; on all ranks.
-    """
+    """Allreduce slices from `checked` outside of a group: ascending indices, each once, and the reduced rows."""
     values = calls.described(slices.values, free=True)
-    done = calls.agree(request.call, request.full_signature("allreduce of IndexedSlices", values))
-    with tf.control_dependencies([] if done is None else [done]):
+    agreed = calls.agree(request.call, request.full_signature("allreduce of IndexedSlices", values))
+    with tf.control_dependencies(agreed):
         return gathered(request, slices, "rows")
 
 
 def gathered(request: Reduction, slices: tf.IndexedSlices, suffix: Any) -> tf.IndexedSlices:
     """Gather rows and add them up, after the ranks have compared their descriptions.
-
-    Args:
-        request: the user's reduction.
-        slices: the slices, from `checked`.
-        suffix: makes the name of this gather unique within the call.
 
     Returns:
         Ascending indices without repetition, and the sums or averages of their rows. As in Horovod, averages of 8-bit

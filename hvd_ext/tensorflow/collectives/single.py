@@ -121,15 +121,9 @@ def allgather(
 
 
 def gathered(call: Call, tensor: tf.Tensor, signature: Any = "") -> tf.Tensor:
-    """Join the ranks' parts, after the arguments have been checked.
-
-    Args:
-        call: the call, from `calls.preparing`.
-        tensor: this rank's part, of one of the dtypes `MOVED`.
-        signature: the signature, from `calls.signature`.
-    """
+    """Join the ranks' parts, of the dtypes `MOVED`, after the arguments have been checked."""
     carrier, dtype = dtypes.carried(tensor)
-    classes = backward.gather_classes(call.job)
+    classes = backward.one_class(call.job.all_gather)
     with ops.translated():
         result = ops.allgather(call.name, carrier, signature, dtype=dtype, counted=call.counted, **classes)
     return dtypes.unpacked(result, tensor.dtype)
@@ -149,9 +143,7 @@ def broadcast(
         tensor: a tensor of the dtypes of `allgather`, of equal shape and dtype on all ranks; only the root's values are
             used.
         root_rank: the rank whose values all ranks get, counted in the job, also with a process set.
-        name: matches the ranks' calls; None for a counted name.
-        ignore_name_scope: accepted for Horovod's sake; names never depend on name scopes.
-        process_set: the ranks that take part; None for all.
+        name: as for `allgather`, and so are all that follow.
 
     Returns:
         The root's tensor.
@@ -165,9 +157,10 @@ def broadcast(
         root = consensus.place_of_root(call.job.engine, root_rank)
         tensor = dtypes.converted("broadcast", tensor, MOVED)
         carrier, dtype = dtypes.carried(tensor)
-        classes = backward.broadcast_classes(call.job, root)
+        attributes = {"root": root, "dtype": dtype, "counted": call.counted}
+        attributes |= backward.rows([call.job.broadcast(limit, root) for limit in runtime.SIZE_CLASSES])
     with ops.translated():
-        result = ops.broadcast(call.name, carrier, root, dtype=dtype, counted=call.counted, **classes)
+        result = ops.library().hvd_ext_broadcast(call.name, carrier, "", **attributes)
     return dtypes.unpacked(result, tensor.dtype)
 
 
@@ -194,11 +187,7 @@ def reducescatter(
         device_dense: accepted for Horovod's sake, like ignore_name_scope.
         compression: as in `allreduce`.
         op: `hvd_ext.Average`, the default, or `hvd_ext.Sum`.
-        name: matches the ranks' calls; None for a counted name.
-        process_set: the ranks that take part; None for all.
-        ignore_name_scope: see device_dense.
-        prescale_factor: multiplies the tensor before the reduction.
-        postscale_factor: multiplies the result.
+        name: as for `allreduce`, and so are all that follow.
 
     Returns:
         This rank's rows of the sum or average, of the same dtype.
@@ -232,9 +221,7 @@ def alltoall(
             equal on all ranks.
         splits: the number of rows for each rank, in the order of the ranks: integers that add up to the number of rows.
             None for equal parts.
-        name: matches the ranks' calls; None for a counted name.
-        ignore_name_scope: accepted for Horovod's sake; names never depend on name scopes.
-        process_set: the ranks that take part; None for all.
+        name: as for `allgather`, and so are all that follow.
 
     Returns:
         The received rows, of the same dtype. With splits also the number of rows that came from each rank, in the dtype
@@ -256,10 +243,12 @@ def alltoall(
                 "for each rank"
             )
         carrier, dtype = dtypes.carried(tensor)
-        attributes = {"dtype": dtype, "counted": call.counted, **backward.alltoall_classes(call.job)}
+        attributes = {"dtype": dtype, "counted": call.counted, **backward.one_class(call.job.all_to_all)}
     with ops.translated():
-        given = splits is not None
-        result, received = ops.alltoall(call.name, carrier, tf.cast(counts, tf.int64), has_splits=given, **attributes)
+        has_splits = splits is not None
+        result, received = ops.alltoall(
+            call.name, carrier, tf.cast(counts, tf.int64), has_splits=has_splits, **attributes
+        )
     result = dtypes.unpacked(result, tensor.dtype)
     return result if splits is None else (result, tf.cast(received, counts.dtype))
 
@@ -280,4 +269,4 @@ def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> t
     """
     with calls.preparing("barrier", name, process_set) as call:
         pass
-    return calls.agree(call, "")
+    return next(iter(calls.agree(call, "")), None)

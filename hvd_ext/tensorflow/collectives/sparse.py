@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from hvd_ext.errors import InvalidError
 from hvd_ext.options import Compression, Sum
 from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.collectives import backward
 
 if TYPE_CHECKING:
     from hvd_ext.job.runtime import Runtime
     from hvd_ext.options.gradients import GradientOptions
 
-# The ranks' parts differ in size, so the grain cannot depend on them; it is the grain of this medium size.
-_GATHER_NBYTES = 1 << 20
 # These dtypes are added in float32, because a sum drifts if it is rounded to 8 bits after every addition.
 _HALVES = (tf.float16, tf.bfloat16)
 # The indices of tables with fewer rows are sent in 4 bytes.
@@ -30,32 +28,8 @@ _INT32_ROWS = 1 << 31
 
 
 @ops.plain
-def deduplicated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Add up the rows of equal index, with the same bits every time.
-
-    Args:
-        slices: int32 or int64 indices [n], and values [n, ...] of a floating dtype or int32 or int64; n may be 0.
-
-    Returns:
-        Ascending indices without repetition, and the sums of their rows, in the dtypes and with the dense_shape of
-        `slices`. Values of 16 bits are added in float32.
-    """
-    with tf.device("CPU:0"):
-        indices, values = _summed(slices.indices, _wide(slices.values))
-        return tf.IndexedSlices(tf.cast(values, slices.values.dtype), indices, slices.dense_shape)
-
-
-@ops.plain
 def empty(shape: Sequence[int], dtype: tf.DType | str) -> tf.IndexedSlices:
-    """Make slices without rows, for a rank that lacks a sparse gradient that other ranks have.
-
-    Args:
-        shape: the shape of the whole table.
-        dtype: the dtype of the values.
-
-    Returns:
-        Slices with int64 indices [0] and values [0, ...].
-    """
+    """Make slices without rows (int64 indices [0], values [0, ...]) for a rank that lacks a sparse gradient."""
     shape = tuple(int(dimension) for dimension in shape)
     return tf.IndexedSlices(
         tf.zeros((0, *shape[1:]), dtype), tf.zeros(0, tf.int64), tf.constant(shape, tf.int64, shape=[len(shape)])
@@ -72,9 +46,8 @@ def most_nbytes(slices: tf.IndexedSlices) -> int:
 def reduce(
     job: Runtime,
     name: str,
-    slices: tf.IndexedSlices | None,
+    slices: tf.IndexedSlices,
     options: GradientOptions,
-    present: bool = True,
     *,
     shape: Sequence[int] | None = None,
     dtype: tf.DType | str | None = None,
@@ -82,32 +55,23 @@ def reduce(
     """Sum or average one sparse gradient over the ranks, eagerly or in a graph; all ranks call it.
 
     Args:
-        job: the runtime of the ranks that take part.
         name: matches the ranks' calls; unique for each tensor of each channel. A second use in one `tf.function` gets
             a number.
-        slices: this rank's rows, in any order and with repetitions, with int32 or int64 indices; None if this rank has
-            no gradient. Integer rows can only be summed.
+        slices: this rank's rows, in any order and with repetitions, with int32 or int64 indices; those of `empty` if
+            this rank has no gradient. Integer rows can only be summed.
         options: only op, compression and gradient_predivide_factor are used. With a compression, float32 rows are sent
             in 16 bits and added in float32; other dtypes are sent as they are.
-        present: False if this rank has no gradient; `slices` is then ignored.
-        shape: the table's shape, the same on all ranks; required if slices may be None. With a shape, the indices of
-            tables below 2^31 rows are sent in 4 bytes.
-        dtype: the dtype of the result, the same on all ranks; None for the dtype of the slices. Required if slices may
-            be None.
+        shape: the table's shape, the same on all ranks; with it, the indices of tables below 2^31 rows are sent in 4
+            bytes.
+        dtype: the dtype of the result, the same on all ranks; None for the dtype of the slices.
 
     Returns:
         Ascending indices without repetition, with the sums or averages of their rows; equal bits on all ranks. The
-        indices have the dtype of this rank's slices, or int64 if it has none.
+        indices have the dtype of this rank's slices.
 
     Raises:
-        InvalidError: there are neither slices nor a shape and a dtype.
         MismatchError: the ranks' rows differ in dtype or shape; on all ranks.
-        CommunicationError: a peer is gone or stayed away.
     """
-    if not present or slices is None:
-        if shape is None or dtype is None:
-            raise InvalidError(f"{name}: a rank without a sparse gradient needs the table's shape and dtype")
-        slices = empty(shape, dtype)
     dtype = slices.values.dtype if dtype is None else tf.as_dtype(dtype)
     before, after = _divisors(job, options)
     with tf.name_scope("hvd_ext_sparse"), tf.device("CPU:0"), ops.translated():
@@ -136,15 +100,7 @@ def _summed(indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor
 
 
 def _gathered(job: Runtime, name: str, part: tf.Tensor) -> tf.Tensor:
-    prepared = job.all_gather(_GATHER_NBYTES)
-    return ops.allgather(
-        ops.call_name("allgather", name, job),
-        part,
-        limits=[_GATHER_NBYTES],
-        plans=[prepared.plan],
-        digests=[prepared.digest],
-        segments=[prepared.segment_nbytes],
-    )
+    return ops.allgather(ops.call_name("allgather", name, job), part, **backward.one_class(job.all_gather))
 
 
 def _divisors(job: Runtime, options: GradientOptions) -> tuple[float, float]:

@@ -5,15 +5,16 @@ Both are saved with a checkpoint, like the residuals of `TopK` (`hvd_ext.tensorf
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from hvd_ext.errors import HvdExtError
+from hvd_ext.job.log import logger
 from hvd_ext.options import Sum
+from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow.collectives.objects import broadcast_object
 
 if TYPE_CHECKING:
@@ -24,24 +25,12 @@ if TYPE_CHECKING:
     from hvd_ext.tensorflow.gradients.channel import Channel
     from hvd_ext.tensorflow.gradients.quorum import AutoQuorum
 
-_LOG = logging.getLogger("hvd_ext")
-
-Arrays = dict[str, np.ndarray]
-Everyone = Callable[[], Iterable[Arrays]]
-
 # the names of what is saved beside the tensors, whose names have a slash
 _RANKS, _ROUNDS, _QUORUM = "ranks", "rounds", "quorum"
 
 
 class Held:
-    """The gradients that this rank holds because they came after their partial round.
-
-    Args:
-        channel: the channel, whose rounds are partial.
-        options: how the gradients are reduced.
-        job: the runtime of the ranks that take part.
-        auto: on rank 0 with sync="auto", what chooses the quorum, which is saved too.
-    """
+    """This rank's gradients that came after their partial round; on rank 0 `auto` chooses the quorum, saved too."""
 
     def __init__(
         self, channel: Channel, options: GradientOptions, job: Runtime, auto: AutoQuorum | None = None
@@ -52,39 +41,35 @@ class Held:
         """Copy what this rank holds, and the number of rounds so far, between two steps."""
         handle, engine, partial = self._channel.handle, self._job.engine, self._channel.partial
         assert partial is not None
-        found: Arrays = {
+        state: Arrays = {
             _RANKS: np.array(engine.size),
             _ROUNDS: np.array(partial.before + engine.progress(handle).step),
         }
         if self._auto is not None:
-            found[_QUORUM] = np.array(self._auto.quorum)
+            state[_QUORUM] = np.array(self._auto.quorum)
         if engine.holds(handle):
             for number, tensor in enumerate(self._channel.sent_tensors):
                 array = _empty(tensor)
                 engine.read_held(handle, number, array)
-                found[_key(number, tensor)] = _plain(array)
-        return found
+                state[_key(number, tensor)] = _plain(array)
+        return state
 
-    def load(self, own: Arrays | None, everyone: Everyone) -> None:
-        """Hold again what `save` returned in an earlier job, between two steps.
+    def load(self, local: Arrays | None, of_ranks: Everyone) -> None:
+        """Hold again what `save` returned in an earlier job, between two steps; see `Policy.load`.
 
         With another number of ranks, rank 0 holds the sum over the ranks; with op=Average times the ratio of the new
         number to the old one, so that the pending update stays the same.
-
-        Args:
-            own: what this rank has saved; None if the earlier job had no such rank.
-            everyone: returns what each rank of the earlier job has saved.
         """
         engine = self._job.engine
-        if own is not None and int(own[_RANKS]) == engine.size:
-            self._write(_by_number(self._channel, own))
-            if self._auto is not None and _QUORUM in own:
-                self._auto.set(int(own[_QUORUM]))
+        if local is not None and int(local[_RANKS]) == engine.size:
+            self._write(_by_number(self._channel, local))
+            if self._auto is not None and _QUORUM in local:
+                self._auto.set(int(local[_QUORUM]))
         elif engine.rank == 0:
             try:
-                self._write(self._sums(everyone()))
+                self._write(self._sums(of_ranks()))
             except (HvdExtError, OSError, KeyError) as error:
-                _LOG.warning(
+                logger.warning(
                     "%s: it was saved by a job of another number of ranks, and rank 0 cannot read the files of all of "
                     "them, so the gradients that were held are dropped: %s: %s; save to a disk that all ranks share",
                     self._channel.name,
@@ -109,97 +94,82 @@ class Held:
 
 
 class Delayed:
-    """The result that a channel with a delay has not given yet.
-
-    Args:
-        channel: the channel, whose steps return the results of the steps before them.
-        job: the runtime of the ranks that take part.
-        process_set: these ranks; None for all.
-    """
+    """The result that a channel with a delay has not given yet."""
 
     def __init__(self, channel: Channel, job: Runtime, process_set: ProcessSet | None = None) -> None:
         self._channel, self._job, self._process_set = channel, job, process_set
-        self._there: tf.Variable | None = None
+        self._has_result: tf.Variable | None = None
         if tf.compat.v1.executing_eagerly_outside_functions():  # a session's variables would need an initializer
             with tf.init_scope(), tf.device("CPU:0"):
-                self._there = tf.Variable(False, trainable=False, name="hvd_ext_delayed")
-        self._give([np.zeros(tensor.shape, _dtype(tensor)) for tensor in channel.sent_tensors])
+                self._has_result = tf.Variable(False, trainable=False, name="hvd_ext_delayed")
+        self._set_result([np.zeros(tensor.shape, _dtype(tensor)) for tensor in channel.sent_tensors])
 
     @property
     def is_there(self) -> bool:
         """Whether there is such a result, outside of functions."""
-        return self._there is not None and bool(self._there.numpy())
+        return self._has_result is not None and bool(self._has_result.numpy())
 
     def next_step(self, gives: bool) -> tf.Tensor:
-        """Say whether the step that begins now returns a result; eager, or while a function is traced.
-
-        Args:
-            gives: whether the step has a gradient itself, so that the next one returns a result.
-        """
-        if self._there is None:
+        """Say whether the step that begins now returns a result; `gives`: the next one will."""
+        if self._has_result is None:
             return tf.constant(True)
         with tf.device("CPU:0"):
-            there = tf.identity(self._there.read_value())
-            with tf.control_dependencies([there] if not tf.executing_eagerly() else []):
-                self._there.assign(gives, read_value=False)
-        return there
+            has_result = tf.identity(self._has_result.read_value())
+            with tf.control_dependencies([has_result] if not tf.executing_eagerly() else []):
+                self._has_result.assign(gives, read_value=False)
+        return has_result
 
     def save(self) -> Arrays:
         """Copy the result, between two steps; an empty dict if there is none."""
         if not self.is_there:
             return {}
-        arrays = self._taken()
-        self._give(arrays)
+        arrays = self._collected()
+        self._set_result(arrays)
         saved = {_key(n, tensor): _plain(arrays[n]) for n, tensor in enumerate(self._channel.sent_tensors)}
         return {_RANKS: np.array(self._job.engine.size), **saved}
 
-    def load(self, own: Arrays | None, everyone: Everyone) -> None:
-        """Return what `save` returned in an earlier job in the next step; all ranks call it alike.
-
-        Args:
-            own: what this rank has saved; None if the earlier job had no such rank.
-            everyone: returns what each rank of the earlier job has saved; all have saved the same.
-        """
-        arrays = own
-        if own is None or int(own.get(_RANKS, 0)) != self._job.engine.size:
-            found = None
+    def load(self, local: Arrays | None, of_ranks: Everyone) -> None:
+        """Return in the next step what `save` returned on all ranks of an earlier job; see `Policy.load`."""
+        arrays = local
+        if local is None or int(local.get(_RANKS, 0)) != self._job.engine.size:
+            saved = None
             if self._job.engine.rank == 0:
                 try:
-                    found = next(iter(everyone()), None)
+                    saved = next(iter(of_ranks()), None)
                 except (HvdExtError, OSError) as error:
-                    _LOG.warning("%s: the result that was late is dropped: %s", self._channel.name, error)
+                    logger.warning("%s: the result that was late is dropped: %s", self._channel.name, error)
             name, root = f"{self._channel.name}: late result", self._job.engine.ranks[0]
-            arrays = broadcast_object(found, root, name=name, process_set=self._process_set)
-        if arrays and self._there is not None:
-            self._give(_by_number(self._channel, arrays).values())
-            self._there.assign(True)
+            arrays = broadcast_object(saved, root, name=name, process_set=self._process_set)
+        if arrays and self._has_result is not None:
+            self._set_result(_by_number(self._channel, arrays).values())
+            self._has_result.assign(True)
 
     def take(self) -> list[tf.Tensor | None]:
         """Take the result, in place of a step: one tensor or None for each of the layout's tensors."""
-        arrays = self._taken()
-        self._give([np.zeros_like(array) for array in arrays])
-        found: list[tf.Tensor | None] = [None] * len(self._channel.layout.tensors)
+        arrays = self._collected()
+        self._set_result([np.zeros_like(array) for array in arrays])
+        results: list[tf.Tensor | None] = [None] * len(self._channel.layout.tensors)
         for place, array in zip(self._channel.layout.sent_tensors, arrays, strict=True):
-            found[place] = tf.constant(array)
-        return found
+            results[place] = tf.constant(array)
+        return results
 
-    def _taken(self) -> list[np.ndarray]:
+    def _collected(self) -> list[np.ndarray]:
         arrays = [_empty(tensor) for tensor in self._channel.sent_tensors]
         newest = self._job.engine.progress(self._channel.handle).step  # it may still be under way
         self._job.engine.collect(self._channel.handle, newest, arrays)
         return arrays
 
-    def _give(self, arrays: Iterable[np.ndarray]) -> None:
+    def _set_result(self, arrays: Iterable[np.ndarray]) -> None:
         for number, array in enumerate(arrays):
             self._job.engine.give_result(self._channel.handle, number, array)
 
 
-def rounds(own: Arrays | None, everyone: Everyone) -> int | None:
+def rounds(local: Arrays | None, of_ranks: Everyone) -> int | None:
     """Give the number of rounds before a checkpoint, from what `Held.save` returned; None if it is not known."""
-    saved = own
+    saved = local
     if saved is None:
         try:
-            saved = next(iter(everyone()), None)
+            saved = next(iter(of_ranks()), None)
         except (HvdExtError, OSError):
             saved = None
     return int(saved[_ROUNDS]) if saved and _ROUNDS in saved else None

@@ -326,4 +326,4 @@ def handed_over(layout: Layout, places: Sequence[int]) -> list[tuple[int, ...]]:
 def _runs(owner: runtime.Runtime) -> bool:
     """Whether it is the runtime of the job, or of a process set that still exists."""
     job = runtime.current_or_none()
-    return job is not None and (job is owner or any(one._runtime is owner for one in job.process_sets.values()))
+    return job is not None and (job is owner or owner in job.subsets.values())

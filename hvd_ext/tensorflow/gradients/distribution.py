@@ -20,7 +20,6 @@ class Distribution:
         step: the step under way; None between two steps.
 
     Args:
-        reducer: reduces the gradients.
         outer: refers to the wrapped optimizer.
         local_layers: the layers whose gradients are not reduced.
     """
@@ -42,11 +41,11 @@ class Distribution:
 
 def of(optimizer: Any) -> Distribution | None:
     """Return what an optimizer has of ours; None for a plain one."""
-    found = getattr(optimizer, "_hvd_ext", None)
-    return found if isinstance(found, Distribution) else None
+    distribution = getattr(optimizer, "_hvd_ext", None)
+    return distribution if isinstance(distribution, Distribution) else None
 
 
 def reducer_of(optimizer: Any) -> Reducer | None:
     """Return what reduces the gradients of an optimizer; None for a plain one."""
-    found = of(optimizer)
-    return None if found is None else found.reducer
+    distribution = of(optimizer)
+    return None if distribution is None else distribution.reducer

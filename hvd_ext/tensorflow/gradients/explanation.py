@@ -27,7 +27,6 @@ def explained(reducer: Reducer, file: str | Path | None) -> str:
     """Describe how each list of variables is reduced.
 
     Args:
-        reducer: that of an optimizer or tape.
         file: where to write the layout of the newest channel; None for nowhere.
 
     Returns:
@@ -39,14 +38,14 @@ def explained(reducer: Reducer, file: str | Path | None) -> str:
     """
     texts = []
     newest: Layout | None = None
-    for one in reducer.sets:
-        for channel in one.channels:
+    for gradients in reducer.sets:
+        for channel in gradients.channels:
             if channel.is_open:
-                replanning = one.replannings.get(channel)
+                replanning = gradients.replannings.get(channel)
                 review = replanning.reviews[-1] if replanning is not None and replanning.reviews else None
-                texts.append(of_layout(one.job, channel.name, channel.layout, review))
+                texts.append(of_layout(gradients.job, channel.name, channel.layout, review))
                 if channel.partial is not None:
-                    texts.append(of_rounds(one.job, channel))
+                    texts.append(of_rounds(gradients.job, channel))
                 newest = channel.layout
     if newest is None:
         raise InvalidError(f"explain ({reducer.label}): its buckets are planned at its first step; call it later")
@@ -59,30 +58,13 @@ def explained(reducer: Reducer, file: str | Path | None) -> str:
 
 
 def say(job: Runtime, name: str, layout: Layout, review: Review | None) -> None:
-    """Print the table of a layout on rank 0, if `Options.explain` asks for it.
-
-    Args:
-        job: the runtime of the ranks that take part.
-        name: the channel's name.
-        layout: the layout.
-        review: what the ranks found when they planned it; None if no times are known yet.
-    """
+    """Print a layout's table on rank 0, if `Options.explain` asks for it; without a review, no times are known."""
     if job.options.explain and job.engine.rank == 0:
         log.write(log.line(f"{name}: the buckets\n{of_layout(job, name, layout, review)}"))
 
 
 def of_layout(job: Runtime, name: str, layout: Layout, review: Review | None) -> str:
-    """Describe a layout: its buckets with their predicted times, the reasons for them, and the measured step.
-
-    Args:
-        job: the runtime of the ranks that take part.
-        name: the channel's name.
-        layout: the layout.
-        review: what the ranks found when they planned it; None if no times are known yet.
-
-    Returns:
-        A table, then a line for each reason.
-    """
+    """Describe a layout as a table of buckets with predicted times, the reasons for them, and the measured step."""
     from rich.console import Console
     from rich.table import Table
 
@@ -109,7 +91,7 @@ def of_layout(job: Runtime, name: str, layout: Layout, review: Review | None) ->
             bucket.plan.algorithm,
             _size(bucket.segment_nbytes),
             *times,
-            _others(bucket),
+            _runners_up(bucket),
         )
     out = io.StringIO()
     console = Console(file=out, width=WIDTH)
@@ -123,12 +105,7 @@ def of_layout(job: Runtime, name: str, layout: Layout, review: Review | None) ->
 
 
 def of_rounds(job: Runtime, channel: Channel) -> str:
-    """Sum up the rounds of a channel that are over; an empty text if there is none.
-
-    Args:
-        job: the runtime of the ranks that take part.
-        channel: the channel, whose rounds are partial.
-    """
+    """Sum up the rounds of a channel that are over; an empty text if there is none."""
     from rich.console import Console
 
     engine = job.engine
@@ -145,7 +122,7 @@ def _form(bucket: BucketLayout) -> str:
     return "top-k" if bucket.selection.dense_above > 0 else "whole, top-k would take longer"
 
 
-def _others(bucket: BucketLayout) -> str:
+def _runners_up(bucket: BucketLayout) -> str:
     if bucket.choice is None:
         return ""
     prices = [(price, name) for name, price in bucket.choice.candidates if not isinstance(price, str)]

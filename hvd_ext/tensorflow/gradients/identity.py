@@ -55,27 +55,14 @@ _tapes: weakref.WeakKeyDictionary[Runtime, list[tuple[list[str], list[list[int]]
 
 
 def of_optimizer(label: str, name: str) -> Identity:
-    """Give an optimizer that is being wrapped its identity.
-
-    Args:
-        label: see `Identity`.
-        name: Keras' name.
-    """
+    """Give an optimizer that is being wrapped its identity."""
     alike = _wrapped.setdefault((label, consensus.unnumbered(name)), [])
     alike.append(name)
     return Identity(label, name, len(alike) - 1)
 
 
 def check_names(values: Sequence[Described], ranks: Sequence[int]) -> None:
-    """Check that all ranks are at a step of the same optimizer or tape, as far as its names tell.
-
-    Args:
-        values: of `Identity.described`, by rank.
-        ranks: the numbers of these ranks in the job.
-
-    Raises:
-        MismatchError: the names differ in more than a number; the message has both ranks' names.
-    """
+    """Raise `MismatchError` if optimizers or tapes, from `Identity.described` by rank, differ in more than a number."""
     first = values[0]
     for rank, value in zip(ranks, values, strict=True):
         if value["label"] != first["label"] or consensus.unnumbered(value["name"]) != consensus.unnumbered(
@@ -91,21 +78,20 @@ def check_numbers(job: Runtime, values: Sequence[dict[str, Any]], ranks: Sequenc
     """Check that the ranks' optimizers or tapes, whose names differ at most in numbers, are not two different ones.
 
     Args:
-        job: the runtime of the ranks that take part.
         values: what each rank sent: "identity", of `Identity.described`, and "tensors", the gradients as pairs (name,
             dtype and shape as text).
-        ranks: the numbers of these ranks in the job.
 
     Raises:
         MismatchError: they may be different ones; the message has both ranks' names.
     """
-    every, names = [value["identity"] for value in values], [[name for name, _ in value["tensors"]] for value in values]
-    first = every[0]
+    identities = [value["identity"] for value in values]
+    names = [[name for name, _ in value["tensors"]] for value in values]
+    first = identities[0]
     if not first["name"]:
         _check_tape(job, first["label"], names, ranks)
         return
-    for rank, value, own in zip(ranks, every, names, strict=True):
-        same = value["unique"] and first["unique"] and (value["name"], own) == (first["name"], names[0])
+    for rank, value, names_here in zip(ranks, identities, names, strict=True):
+        same = value["unique"] and first["unique"] and (value["name"], names_here) == (first["name"], names[0])
         if value["number"] != first["number"] and not same:
             raise MismatchError(
                 f"optimizer {first['label']!r}: rank {rank} is at the first step of {_numbered(value)}, rank "
@@ -117,16 +103,16 @@ def check_numbers(job: Runtime, values: Sequence[dict[str, Any]], ranks: Sequenc
 
 def _check_tape(job: Runtime, label: str, names: list[list[str]], ranks: Sequence[int]) -> None:
     unnumbered = [consensus.unnumbered(name) for name in names[0]]
-    numbers = [[number for name in own for number in consensus.numbers(name)] for own in names]
+    numbers = [[number for name in names_here for number in consensus.numbers(name)] for names_here in names]
     earlier = _tapes.setdefault(job, [])
     for alike, before in earlier:
         if alike != unnumbered:
             continue
         signs = [(now > then) - (now < then) for now, then in zip(numbers, before, strict=True)]
-        for rank, sign, own in zip(ranks, signs, names, strict=True):
+        for rank, sign, names_here in zip(ranks, signs, names, strict=True):
             if sign != signs[0]:
                 raise MismatchError(
-                    f"{label}: rank {rank} is at the first step of {own[0]!r}, ..., rank {ranks[0]} at that of "
+                    f"{label}: rank {rank} is at the first step of {names_here[0]!r}, ..., rank {ranks[0]} at that of "
                     f"{names[0][0]!r}, ..., but they have taken first steps of other variables in another order; "
                     f"{_ORDER}"
                 )

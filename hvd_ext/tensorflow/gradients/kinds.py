@@ -19,14 +19,14 @@ MEETING = "waits for all ranks"
 
 def inner(variable: Any) -> Any:
     """Return the TensorFlow variable inside a Keras 3 variable; any other variable is returned as it is."""
-    found = getattr(variable, "_value", None)
-    return variable if found is None else found
+    value = getattr(variable, "_value", None)
+    return variable if value is None else value
 
 
 def key(variable: Any) -> Any:
     """Return a key that identifies a variable; a Keras variable and its TensorFlow variable have the same key."""
-    found = inner(variable)
-    return getattr(found, "_unique_id", None) or id(found)
+    value = inner(variable)
+    return getattr(value, "_unique_id", None) or id(value)
 
 
 def name(variable: Any) -> str:
@@ -40,12 +40,7 @@ def dtype(variable: Any) -> tf.DType:
 
 
 def kind(gradient: Any, dense: bool) -> str:
-    """Return this rank's kind of a gradient.
-
-    Args:
-        gradient: a dense tensor, `tf.IndexedSlices` or None.
-        dense: whether sparse gradients will be made dense.
-    """
+    """Return this rank's kind of a gradient; `dense`: sparse ones will be made dense."""
     if gradient is None:
         return NONE
     return SPARSE if isinstance(gradient, tf.IndexedSlices) and not dense else DENSE
@@ -55,10 +50,6 @@ def ready(label: str, gradient: Any, variable: Any, agreed: str, divisor: int) -
     """Convert a gradient to the kind that the ranks have agreed on.
 
     Args:
-        label: the optimizer or tape, for messages.
-        gradient: this rank's gradient.
-        variable: the gradient's variable.
-        agreed: the kind.
         divisor: what a local gradient is divided by.
 
     Returns:
@@ -85,12 +76,7 @@ def ready(label: str, gradient: Any, variable: Any, agreed: str, divisor: int) -
 
 
 def scaled(gradient: Any, factor: float) -> Any:
-    """Multiply a gradient by a number, in its dtype.
-
-    Args:
-        gradient: dense or slices.
-        factor: the number; 1 returns the gradient itself.
-    """
+    """Multiply a gradient by a number, in its dtype; 1 gives the gradient itself."""
     if factor == 1:
         return gradient
     if isinstance(gradient, tf.IndexedSlices):
@@ -99,31 +85,17 @@ def scaled(gradient: Any, factor: float) -> Any:
 
 
 def mark_reduced(gradient: Any, by: Any) -> None:
-    """Mark a gradient as reduced, so that a second reduction, which would add up sums, is refused.
-
-    Args:
-        gradient: dense or slices.
-        by: the name of a tape, or an optimizer's `Reducer`.
-    """
+    """Mark a gradient as reduced by a tape of this name or a `Reducer`: a second reduction is refused."""
     gradient._hvd_ext = by
 
 
 def reduced_by(gradient: Any) -> Any:
-    """Return the mark of `mark_reduced`; None for an unmarked gradient, even if it was computed from a marked one.
-
-    Args:
-        gradient: dense, slices or None.
-    """
+    """Return the mark of `mark_reduced`; None for an unmarked gradient, even if it was computed from a marked one."""
     return getattr(gradient, "_hvd_ext", None)
 
 
 def reduced_copy(gradient: Any, by: Any) -> Any:
-    """Copy a gradient and mark the copy.
-
-    Args:
-        gradient: dense or slices.
-        by: as for `mark_reduced`; None for no mark.
-    """
+    """Copy a gradient and mark the copy as `mark_reduced` does; None for no mark."""
     copied = tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
     mark_reduced(copied, by)
     return copied
@@ -131,11 +103,6 @@ def reduced_copy(gradient: Any, by: Any) -> Any:
 
 def refuse(label: str, gradient: Any, variable: Any) -> None:
     """Refuse a gradient that cannot be reduced.
-
-    Args:
-        label: the optimizer or tape, for messages.
-        gradient: this rank's gradient, or None.
-        variable: the gradient's variable.
 
     Raises:
         InvalidError: the gradient has been reduced already, is not of a floating dtype, or has not its variable's
@@ -158,17 +125,17 @@ def refuse(label: str, gradient: Any, variable: Any) -> None:
                 else f"the compute_gradients of another optimizer, {by.label!r}, already; apply it with that one"
             )
         )
-    given = tf.as_dtype(gradient.dtype) if hasattr(gradient, "dtype") else tf.convert_to_tensor(gradient).dtype
-    if not given.is_floating:
+    dtype_here = tf.as_dtype(gradient.dtype) if hasattr(gradient, "dtype") else tf.convert_to_tensor(gradient).dtype
+    if not dtype_here.is_floating:
         raise InvalidError(
-            f"{label}: the gradient of {name(variable)!r} must be of a floating dtype; it is {given.name}"
+            f"{label}: the gradient of {name(variable)!r} must be of a floating dtype; it is {dtype_here.name}"
         )
     rows = isinstance(gradient, tf.IndexedSlices)
     shape = tf.TensorShape(gradient.values.shape if rows else getattr(gradient, "shape", None))
-    wanted = tf.TensorShape([None, *variable.shape[1:]] if rows else variable.shape)
-    if not shape.is_compatible_with(wanted):
+    expected = tf.TensorShape([None, *variable.shape[1:]] if rows else variable.shape)
+    if not shape.is_compatible_with(expected):
         raise InvalidError(
-            f"{label}: the gradient of {name(variable)!r} must be of its shape; it is {shape}, not {wanted}"
+            f"{label}: the gradient of {name(variable)!r} must be of its shape; it is {shape}, not {expected}"
         )
 
 
@@ -178,14 +145,6 @@ def mark_meeting(variable: Any) -> None:
 
 
 def refuse_meeting(label: str, variable: Any) -> None:
-    """Refuse a variable that `mark_meeting` has marked: with partial rounds no pass may wait for all ranks.
-
-    Args:
-        label: the optimizer or tape, for messages.
-        variable: the variable.
-
-    Raises:
-        InvalidError: it is marked.
-    """
+    """Refuse a variable that `mark_meeting` has marked: with partial rounds no pass may wait for all ranks."""
     if getattr(variable, "_hvd_ext", None) is MEETING:
         raise InvalidError(f"{label}: {compatibility.words('partial rounds', 'SyncBatchNormalization')}")

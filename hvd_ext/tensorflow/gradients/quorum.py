@@ -7,20 +7,18 @@ the fastest: among speeds that are alike, the most gradients on time.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hvd_ext.job import banner
+from hvd_ext.job.log import logger
 from hvd_ext.simulation import rounds as simulated
 
 if TYPE_CHECKING:
     from hvd_ext.engine.partial import Rounds
     from hvd_ext.job.runtime import Runtime
     from hvd_ext.tensorflow.gradients.channel import Channel
-
-_LOG = logging.getLogger("hvd_ext")
 
 EVERY = 100  # rounds between two choices
 NEARLY = 0.97  # of the speed of the fastest quorum
@@ -36,7 +34,6 @@ class AutoQuorum:
 
     Args:
         channel: the channel, whose rounds wait for a quorum; at first all ranks.
-        job: the runtime of the ranks that take part.
     """
 
     def __init__(self, channel: Channel, job: Runtime) -> None:
@@ -62,18 +59,11 @@ class AutoQuorum:
                 banner.say(self._job, f"{self._channel.name}: after round {step - 1}: {why(speeds)}")
             self._job.engine.at_step(self._channel.handle, step + EVERY, self._choose)
         except Exception as error:
-            _LOG.warning("%s: its quorum stays at %d: %s", self._channel.name, self.quorum, error)
+            logger.warning("%s: its quorum stays at %d: %s", self._channel.name, self.quorum, error)
 
 
 def computing_s(recent: Rounds) -> np.ndarray:
-    """Find how long each rank computed each step, as rank 0 saw it.
-
-    Args:
-        recent: rounds in a row, as rank 0 knows them.
-
-    Returns:
-        Seconds [ranks, steps], of the steps for which the times of all ranks are known.
-    """
+    """Find how long each rank computed each step whose times rank 0 knows: seconds [ranks, steps]."""
     announced_s = recent.announced_s
     begins_s = np.maximum(announced_s[:-1], recent.finished_s[:-1, None])
     known = (announced_s[1:] > 0).all(1) & (announced_s[:-1] > 0).all(1)
@@ -81,15 +71,7 @@ def computing_s(recent: Rounds) -> np.ndarray:
 
 
 def speeds_of(recent: Rounds, staleness: int) -> dict[int, float]:
-    """Predict the speed of each quorum.
-
-    Args:
-        recent: rounds in a row, as rank 0 knows them.
-        staleness: the bound of the rounds.
-
-    Returns:
-        Rounds a second by quorum; nothing where too few times are known.
-    """
+    """Predict the speed of each quorum. Returns rounds a second by quorum; nothing where too few times are known."""
     step_s = computing_s(recent)
     ranks, steps = step_s.shape
     if steps < _FEWEST:
@@ -115,9 +97,11 @@ def chosen(speeds: dict[int, float]) -> int:
 def why(speeds: dict[int, float]) -> str:
     """Say what was chosen, and why."""
     ranks, quorum = max(speeds), chosen(speeds)
-    over = {one: speed / speeds[ranks] for one, speed in speeds.items()}
-    others = ", ".join(f"{one}: {over[one]:.2f}" for one in sorted(over) if one not in (quorum, ranks))
+    gains = {candidate: speed / speeds[ranks] for candidate, speed in speeds.items()}
+    others = ", ".join(
+        f"{candidate}: {gains[candidate]:.2f}" for candidate in sorted(gains) if candidate not in (quorum, ranks)
+    )
     return (
-        f"a step waits for {quorum} of {ranks} gradients, {over[quorum]:.2f} times as fast as for all of them by the "
+        f"a step waits for {quorum} of {ranks} gradients, {gains[quorum]:.2f} times as fast as for all of them by the "
         f"times of the last rounds{f' ({others})' if others else ''}"
     )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hvd_ext.errors import HvdExtError, PlanError
 from hvd_ext.job import banner, consensus, network
+from hvd_ext.job.log import logger
 from hvd_ext.planning.layout import Layout
 from hvd_ext.planning.prediction import predict
 from hvd_ext.planning.step_times import StepTimes
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from hvd_ext.job.process_sets import ProcessSet
     from hvd_ext.job.runtime import Runtime
     from hvd_ext.tensorflow.gradients.channel import Channel
-
-_LOG = logging.getLogger("hvd_ext")
 
 # the names of what is saved
 _LAYOUT, _UPDATES, _SETTINGS = "layout", "updates", "settings"
@@ -52,7 +50,6 @@ class Review:
         expected_s: the time of a step as it was predicted when the layout was planned; None if it was not.
         before_s: the predicted time of a step with the layout until then.
         after_s: the predicted time of a step with the new layout.
-        layout: the layout from then on.
         switched: whether it is another one than before.
     """
 
@@ -75,19 +72,11 @@ class Review:
         )
 
 
-def following(step: int, every: int) -> int | None:
-    """Find the next step after which a channel is planned again.
-
-    Args:
-        step: the number of update steps so far.
-        every: `Options.replan_every`.
-
-    Returns:
-        The first of 20, 200 and the multiples of `every` that is larger than `step`; None if `every` is 0.
-    """
-    if not every:
+def following(step: int, interval: int) -> int | None:
+    """Return the first of 20, 200 and the multiples of `interval` above `step`; None if `interval` is 0."""
+    if not interval:
         return None
-    return min([first for first in FIRST_STEPS if first > step] + [(step // every + 1) * every])
+    return min([first for first in FIRST_STEPS if first > step] + [(step // interval + 1) * interval])
 
 
 class Replanning:
@@ -97,10 +86,7 @@ class Replanning:
         reviews: what was found each time, the newest last; the same on all ranks.
 
     Args:
-        channel: the channel.
-        job: the runtime of the ranks that take part.
         name: the name of the exchanges, the same on all ranks and unique in the job.
-        process_set: the ranks that take part; None for all.
         done: the number of update steps before the channel's first.
     """
 
@@ -132,35 +118,35 @@ class Replanning:
             _SETTINGS: np.frombuffer(self._channel.settings.encode(), np.uint8),
         }
 
-    def load(self, own: residuals.Arrays) -> None:
+    def load(self, local: residuals.Arrays) -> None:
         """Go on with the layout and the number of steps that `save` returned; all ranks call it, between two steps.
 
         A job with other options, or for which the layout does not fit, plans its own and goes on counting.
 
         Args:
-            own: what this rank has saved in a job of as many ranks.
+            local: what this rank has saved in a job of as many ranks.
         """
         job, channel = self._job, self._channel
 
         def saved() -> list[object]:
-            settings, layout = (own[name].tobytes().decode() for name in (_SETTINGS, _LAYOUT))
-            return [settings == channel.settings, layout, int(own[_UPDATES])]
+            settings, layout = (local[name].tobytes().decode() for name in (_SETTINGS, _LAYOUT))
+            return [settings == channel.settings, layout, int(local[_UPDATES])]
 
         answers = consensus.exchange(job.engine, f"{self._name}: saved layout", saved)
         same, text, updates = answers[0]
-        here, now, why = channel.steps, channel.layout, ""
+        steps, now, why = channel.steps, channel.layout, ""
         try:
             if any(answer != answers[0] for answer in answers):
                 why = "the ranks have saved different ones"
             elif same:
                 op = now.buckets[0].op
                 layout = Layout.from_json(json.loads(text), job.tree, self._numbered, op, places=now.sent_tensors)
-                channel.switch(dataclasses.replace(layout, tensors=now.tensors), here + 1)
+                channel.switch(dataclasses.replace(layout, tensors=now.tensors), steps + 1)
         except PlanError as error:  # alike on all ranks
             why = str(error)
         if why and job.engine.rank == 0:
-            _LOG.warning("%s: its saved buckets cannot be used, and are planned again: %s", self._name, why)
-        self._done = updates - here
+            logger.warning("%s: its saved buckets cannot be used, and are planned again: %s", self._name, why)
+        self._done = updates - steps
         self._wait(updates)
 
     @property
@@ -184,23 +170,23 @@ class Replanning:
                 banner.say(self._job, f"{self._channel.name}: {review}")
                 explanation.say(self._job, self._channel.name, review.layout, review)
         except Exception as error:
-            _LOG.warning("%s: its buckets could not be planned again after step %d: %s", self._name, step, error)
+            logger.warning("%s: its buckets could not be planned again after step %d: %s", self._name, step, error)
         if self._channel.is_open:
             self._wait(step)
 
     def _review(self, step: int, number: int) -> Review | None:
         job, channel, now = self._job, self._channel, self._channel.layout
         first_step = job.engine.open_channels()[channel.handle].layouts[-1][0]
-        own = step_times.measured(job.engine.times(channel.handle), first_step)
+        local = step_times.measured(job.engine.times(channel.handle), first_step)
         rows_nbytes = sum(channel.rows_nbytes.values())
         answers = consensus.exchange(
             job.engine,
             f"{self._name}: times",
-            lambda: None if own is None else {**dataclasses.asdict(own), "rows_nbytes": rows_nbytes},
+            lambda: None if local is None else {**dataclasses.asdict(local), "rows_nbytes": rows_nbytes},
         )
         if any(answer is None for answer in answers):
             return None  # too few steps
-        latest = step_times.latest([step_times.Measured.from_json(one) for one in answers])
+        latest = step_times.latest([step_times.Measured.from_json(answer) for answer in answers])
         times = step_times.model(now.tensors, now.sent_tensors, latest)
         rows = sum(answer["rows_nbytes"] for answer in answers)
         if rows:  # embeddings are the first layers, whose gradients come last
@@ -228,7 +214,7 @@ class Replanning:
             return [f"{layout.digest:016x}", before_s, after_s]
 
         plans = consensus.exchange(job.engine, f"{self._name}: plans", plan)
-        if any(one != plans[0] for one in plans):
+        if any(other != plans[0] for other in plans):
             raise HvdExtError("the ranks came to different plans, and keep the one that they have")
         (review,) = planned
         if review.switched:
@@ -242,10 +228,10 @@ class Replanning:
             return
         if (job.network.seconds or LONGEST_PROBE_S) > WORTH_MEASURING * since_s:
             return
-        found = network.of_job(job.engine, job.hosts, job.options.replace(probe="refresh"))
-        if found.source == network.MEASURED:  # else rank 0 has said why not, and the old links are the better guess
-            job.network, job.tree = found, found.tree
-            banner.say(job, f"{self._channel.name}: steps take longer than predicted; {found.line}")
+        measured = network.of_job(job.engine, job.hosts, job.options.replace(probe="refresh"))
+        if measured.source == network.MEASURED:  # else rank 0 has said why not, and the old links are the better guess
+            job.network, job.tree = measured, measured.tree
+            banner.say(job, f"{self._channel.name}: steps take longer than predicted; {measured.line}")
 
     def _switch(self, layout: Layout, number: int, kept: residuals.Arrays) -> None:
         """Switch on all ranks; if that fails on one of them, its training ends, because the ranks no longer agree."""

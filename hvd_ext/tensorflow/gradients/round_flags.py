@@ -27,43 +27,39 @@ class RoundFlags:
 
     def __init__(self, reducer: Reducer, shift: int, bits: int) -> None:
         self._reducer, self._shift, self._mask = reducer, shift, (1 << bits) - 1
-        one = self._set
-        self._seen = 0 if one is None else one.job.engine.progress(one.channels[0].handle).step
+        gradients = self._set
+        self._seen = 0 if gradients is None else gradients.job.engine.progress(gradients.channels[0].handle).step
 
     def send(self, value: int) -> None:
         """Send a number along with this rank's part of all rounds that begin from now on; 0 for none."""
-        one = self._set
-        if one is not None:
-            channel = one.channels[0]
+        gradients = self._set
+        if gradients is not None:
+            channel = gradients.channels[0]
             channel.flags = channel.flags & ~(self._mask << self._shift) | value << self._shift
-            one.job.engine.set_flags(channel.handle, channel.flags)
+            gradients.job.engine.set_flags(channel.handle, channel.flags)
 
     def received(self) -> int:
         """Return the first number that a rank has sent in the rounds of the steps since the last call; 0 if none has.
 
         All ranks call it after the same steps, and get the same answer.
         """
-        one = self._set
-        if one is None:
+        gradients = self._set
+        if gradients is None:
             return 0
-        handle, first = one.channels[0].handle, self._seen + 1
-        self._seen = one.job.engine.progress(handle).step
+        handle, first = gradients.channels[0].handle, self._seen + 1
+        self._seen = gradients.job.engine.progress(handle).step
         if self._seen < first:
             return 0
-        sent = one.job.engine.rounds(handle, first, self._seen - first + 1).flags
+        sent = gradients.job.engine.rounds(handle, first, self._seen - first + 1).flags
         values = sent.ravel() >> self._shift & self._mask
         return int(values[values > 0][0]) if values.any() else 0
 
     @property
     def _set(self) -> GradientSet | None:
-        return next((one for one in self._reducer.sets if one.channels and one.is_open), None)
+        return next((gradients for gradients in self._reducer.sets if gradients.channels and gradients.is_open), None)
 
 
 def partial_reducer(optimizers: Any) -> Reducer | None:
-    """Return the reducer of the first optimizer whose steps do not wait for all ranks; None if there is none.
-
-    Args:
-        optimizers: wrapped or plain.
-    """
-    found = [reducer_of(one) for one in optimizers]
-    return next((one for one in found if one is not None and one.options.partial), None)
+    """Return the reducer of the first optimizer whose steps do not wait for all ranks; None if there is none."""
+    reducers = [reducer_of(optimizer) for optimizer in optimizers]
+    return next((reducer for reducer in reducers if reducer is not None and reducer.options.partial), None)

@@ -44,7 +44,6 @@ class Weights:
     """The variables of a step that are compared.
 
     Args:
-        names: the names of the variables.
         variables: the variables; in a function that is being traced they may have no values yet.
         broadcast: whether the function broadcasts something before its update.
     """
@@ -73,8 +72,6 @@ class SameStart:
     """The comparison for one list of variables.
 
     Args:
-        label: the optimizer or tape, for messages.
-        job: the runtime of the ranks that take part.
         after_first: the weights may be broadcast after the first step, so that unequal weights are an error only once
             they have changed since that step.
         waits: returns whether a broadcast of the weights is still to come; the same on all ranks.
@@ -105,14 +102,10 @@ class SameStart:
         self._compared: tf.Variable | None = None
 
     def described(self, weights: Weights) -> dict[str, Any]:
-        """Return this rank's part of the exchange that registers the gradients.
-
-        Args:
-            weights: the weights of the step; variables without a value are compared when the function runs.
-        """
+        """Give this rank's part of the registration; variables without a value are compared at run time."""
         self._names = weights.names
         sums = weights.sums_now()
-        self._first = None if sums is None else self._own(sums)
+        self._first = None if sums is None else self._state_of(sums)
         later = self._after_first or self._waits() or weights.broadcast or self._first is None
         return {"own": self._first, "later": later}
 
@@ -125,16 +118,13 @@ class SameStart:
         Raises:
             MismatchError: the weights differ, and no broadcast can follow that makes them equal; on all ranks.
         """
-        each = [rank["own"] for rank in ranks]
+        states = [rank["own"] for rank in ranks]
         if not any(rank["later"] for rank in ranks):
-            self._refuse(each)
-        self.done = each[0] is not None and _are_equal(each)
+            self._refuse(states)
+        self.done = states[0] is not None and _are_equal(states)
 
     def again(self, weights: Weights) -> tf.Operation | None:
         """Compare the weights again: now if eager, else whenever the function that is being traced runs.
-
-        Args:
-            weights: the weights of the step.
 
         Returns:
             In a function, the operation that must run before the step; None if there is nothing left to compare.
@@ -162,7 +152,7 @@ class SameStart:
 
         # TensorFlow runs Python functions in any order; the exchanges of two optimizers need one order on all ranks
         graph = tf.compat.v1.get_default_graph()
-        before = [one for one in graph.get_collection(_COLLECTION)[-1:] if one.graph is graph]
+        before = [operation for operation in graph.get_collection(_COLLECTION)[-1:] if operation.graph is graph]
         with tf.control_dependencies(before), tf.device("CPU:0"):
             operation = tf.cond(compared.read_value(), lambda: tf.constant(True), compare).op
         graph.add_to_collection(_COLLECTION, operation)
@@ -174,41 +164,37 @@ class SameStart:
             return self.done
 
         def described() -> dict[str, Any]:
-            own = self._own(checksums(tensors))
+            state = self._state_of(checksums(tensors))
             if self._first is None:
-                self._first = own
-            return {"own": own, "changed": not self._after_first or own != self._first}
+                self._first = state
+            return {"own": state, "changed": not self._after_first or state != self._first}
 
         ranks = consensus.exchange(self._job.engine, f"{self.name}: equal weights", described)
-        each = [rank["own"] for rank in ranks]
+        states = [rank["own"] for rank in ranks]
         if any(rank["changed"] for rank in ranks):
-            self._refuse(each)
-        self.done = _are_equal(each)
+            self._refuse(states)
+        self.done = _are_equal(states)
         return self.done
 
-    def _own(self, sums: Sums) -> dict[str, Any]:
+    def _state_of(self, sums: Sums) -> dict[str, Any]:
         # lists, as they are after an exchange
         return {"weights": sums, "layers": [list(pair) for pair in self._states()]}
 
     def _refuse(self, ranks: Sequence[dict[str, Any]]) -> None:
         when = " after the first step" if self._after_first else " before the first step"
         numbers = self._job.engine.ranks
-        refuse(self._label, self._names, [own["weights"] for own in ranks], numbers, _ADVICE, when)
-        layers.refuse(self._label, [own["layers"] for own in ranks], numbers, when)
+        refuse(self._label, self._names, [state["weights"] for state in ranks], numbers, _ADVICE, when)
+        layers.refuse(self._label, [state["layers"] for state in ranks], numbers, when)
 
 
 def _are_equal(ranks: Sequence[dict[str, Any]]) -> bool:
     """Whether all ranks have the same checksums; the names of layers may differ."""
-    first, *others = [[*own["weights"], *(crc for _, crc in own["layers"])] for own in ranks]
+    first, *others = [[*state["weights"], *(crc for _, crc in state["layers"])] for state in ranks]
     return all(other == first for other in others)
 
 
 def checksums(tensors: Sequence[tf.Tensor]) -> Sums:
-    """Return the CRC-32 of each tensor's bytes; a difference goes unnoticed with a probability of 2**-32.
-
-    Args:
-        tensors: eager tensors.
-    """
+    """Return the CRC-32 of each tensor's bytes; a difference goes unnoticed with a probability of 2**-32."""
     return [zlib.crc32(np.atleast_1d(tensor.numpy()).reshape(-1).view(np.uint8).data) for tensor in tensors]
 
 
@@ -218,23 +204,18 @@ def refuse(
     """Refuse variables whose bits differ between ranks.
 
     Args:
-        label: the start of the message.
-        names: the variables' names.
-        sums: the checksums, by rank.
-        ranks: the numbers of these ranks in the job.
-        advice: what the user can do, for the message.
         when: when the variables must be equal, for the message; begins with a space.
 
     Raises:
         MismatchError: the message names the first rank that differs from the first of all, and the first variable that
             differs there.
     """
-    for rank, own in zip(ranks, sums, strict=True):
-        for name, mine, first in zip(names, own, sums[0], strict=True):
-            if mine != first:
+    for rank, sums_of_rank in zip(ranks, sums, strict=True):
+        for name, checksum, first in zip(names, sums_of_rank, sums[0], strict=True):
+            if checksum != first:
                 raise MismatchError(
                     f"{label}: {name!r} must have the same bits on all ranks{when}; rank {rank} has the checksum "
-                    f"{mine:08x}, rank {ranks[0]} has {first:08x}; {advice}"
+                    f"{checksum:08x}, rank {ranks[0]} has {first:08x}; {advice}"
                 )
 
 

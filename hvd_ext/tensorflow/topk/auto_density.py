@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,25 +9,17 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_ext.compression.density import Auto
+from hvd_ext.job.log import logger
 from hvd_ext.tensorflow import ops
 
 if TYPE_CHECKING:
     from hvd_ext.job.runtime import Runtime
 
-_LOG = logging.getLogger("hvd_ext")
-
 _NAMES = ("auto density", "auto norm", "auto sum", "auto steps")
 
 
 class AutoDensity:
-    """The gradients' norm over a window of steps, and the density that follows from it, the same on all ranks.
-
-    Args:
-        label: the optimizer or tape, for messages.
-        name: the prefix of its calls, the same on all ranks and unique in the job.
-        job: the runtime of the ranks that take part.
-        process_set: the process set of these ranks; None for all ranks.
-    """
+    """The gradients' norm over a window of steps, and the density from it; `name` begins its calls' names."""
 
     def __init__(self, label: str, name: str, job: Runtime, process_set: Any) -> None:
         self._label, self._name, self._job, self._process_set = label, name, job, process_set
@@ -46,7 +37,6 @@ class AutoDensity:
         """Add a step to the window, and decide at the window's end.
 
         Args:
-            reduced: the step's reduced gradients.
             rates: the learning rate that each gradient was multiplied by, which is divided out; a gradient with rate 0
                 is left out.
             ok: whether all gradients are finite; otherwise the step is left out.
@@ -54,8 +44,8 @@ class AutoDensity:
         # TensorFlow's threads may add up in another order on each rank, so that the sums may differ in their last bits;
         # the decision therefore uses the average of the ranks' sums, which has equal bits on all ranks
         squares = [
-            tf.math.divide_no_nan(tf.cast(tf.reduce_sum(tf.square(one)), tf.float64), tf.cast(rate, tf.float64) ** 2)
-            for one, rate in zip(reduced, rates, strict=True)
+            tf.math.divide_no_nan(tf.cast(tf.reduce_sum(tf.square(part)), tf.float64), tf.cast(rate, tf.float64) ** 2)
+            for part, rate in zip(reduced, rates, strict=True)
         ]
         total = tf.add_n(squares) if squares else tf.constant(0.0, tf.float64)
         steps = self._steps.assign_add(tf.cast(ok, tf.float64))
@@ -87,7 +77,7 @@ class AutoDensity:
         mean = allreduce(self._sum.read_value(), name=name, process_set=self._process_set) / rule.window_steps
         new = tf.sqrt(mean)
         critical = tf.logical_or(old < 0, tf.abs(old - new) >= rule.change * old)
-        chosen = tf.where(critical, *[tf.constant(one, tf.float64) for one in rule.densities])
+        chosen = tf.where(critical, *[tf.constant(density, tf.float64) for density in rule.densities])
         with tf.control_dependencies([old, before, chosen]):
             done = [self._density.assign(chosen), self._norm.assign(new), self._sum.assign(0), self._steps.assign(0)]
         if self._job.engine.rank != 0:
@@ -100,7 +90,7 @@ class AutoDensity:
 
     def _log(self, before: tf.Tensor, chosen: tf.Tensor, old: tf.Tensor, new: tf.Tensor) -> bool:
         if float(before) != float(chosen):
-            _LOG.info(
+            logger.info(
                 "%s: density %g from now on, it was %g: the norm of the gradients over %d steps was %.3g, and %.3g "
                 "before; a change of %g or more raises the density",
                 self._label,

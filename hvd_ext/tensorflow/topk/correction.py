@@ -20,15 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Corrected:
-    """The gradients of a step that go through a momentum.
-
-    Args:
-        momentum: that they go through.
-        variables: of the gradients.
-        gradients: this rank's, with their decays, times their rates.
-        rates: for each of them, float32.
-        measured: what the momentum has measured of them; None if it does not measure.
-    """
+    """Gradients that go through a momentum, with decays, times rates; and what it has measured, or None."""
 
     momentum: Momentum
     variables: Sequence[Any]
@@ -54,13 +46,7 @@ def corrected(
     """Prepare gradients that go through a momentum; all ranks call it in each step.
 
     Args:
-        momentum: that they go through.
-        variables: of the gradients.
-        gradients: this rank's.
         whole: whether the step sends whole gradients, which stay as they are; None: it does not.
-        options: how gradients are reduced.
-        job: the runtime of the ranks that take part.
-        name: matches the ranks' calls.
     """
 
     def unless_whole(value: Any, otherwise: float) -> tf.Tensor:
@@ -71,21 +57,21 @@ def corrected(
         exact = {"op": options.op, "compression": Compression.none, "process_set": options.process_set}
         return single.allreduce(tensor, name=f"{name}: measures", **exact)
 
-    given = momentum.rates(variables)
-    once = {id(rate): tf.cast(rate, tf.float32) for rate in given}  # all may have the same one
+    rates = momentum.rates(variables)
+    once = {id(rate): tf.cast(rate, tf.float32) for rate in rates}  # all may have the same one
     for_decay = {key: unless_whole(rate, 0.0) for key, rate in once.items()}
     once = {key: unless_whole(rate, 1.0) for key, rate in once.items()}
     # each rank adds an equal part of the decay, so that the sum or the average over the ranks has all of it
     parts = job.engine.size if options.op == Sum else 1
-    found = []
-    for variable, gradient, rate, decay in zip(variables, gradients, given, momentum.decays(variables), strict=True):
+    moved_gradients = []
+    for variable, gradient, rate, decay in zip(variables, gradients, rates, momentum.decays(variables), strict=True):
         moved = gradient * once[id(rate)]
         if decay:
             moved += tf.convert_to_tensor(variable) * (for_decay[id(rate)] * (decay / parts))
-        found.append(moved)
+        moved_gradients.append(moved)
     measured = None
     if momentum.measures:
         measure = functools.partial(momentum.measured, variables, gradients, reduced)
         nothing = lambda: tf.zeros(len(variables), tf.float64)  # noqa: E731 - as short as its meaning
         measured = measure() if whole is None else tf.cond(whole, nothing, measure)
-    return Corrected(momentum, variables, found, [once[id(rate)] for rate in given], measured)
+    return Corrected(momentum, variables, moved_gradients, [once[id(rate)] for rate in rates], measured)

@@ -7,8 +7,7 @@ plans. Residuals and velocities differ.
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +16,10 @@ import tensorflow as tf
 from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job import consensus
+from hvd_ext.job.log import logger
 from hvd_ext.options import Sum
 from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.skipping import Skipping
 from hvd_ext.tensorflow.topk import residuals
@@ -28,11 +29,6 @@ if TYPE_CHECKING:
     from hvd_ext.job.runtime import Runtime
     from hvd_ext.tensorflow.gradients.channel import Channel
 
-_LOG = logging.getLogger("hvd_ext")
-
-Arrays = dict[str, np.ndarray]
-Everyone = Callable[[], Iterable[Arrays]]
-
 # the names of the values that are saved beside the pieces of tensors; the name of a piece has a slash
 _RANKS, _STEPS, _FLUSHING, _WHOLE = "ranks", "steps", "flushing", "whole"
 
@@ -41,12 +37,7 @@ class Feedback:
     """The error feedback of one list of gradients, over all its channels.
 
     Args:
-        label: the optimizer or tape, for messages.
-        options: options with a codec.
-        job: the runtime of the ranks that take part.
         first_step: the number of update steps so far; the same on all ranks.
-        momentum: that the gradients go through; None for none.
-        keys: of the list's variables.
         name: the prefix of its exchanges, the same on all ranks and unique in the job.
         ends: whether many skipped steps in a row are an error; not with a loss scale, which may still be searching.
     """
@@ -92,7 +83,7 @@ class Feedback:
     def opened(self, channel: Channel) -> None:
         """Add a channel. Traced functions keep using their channel, so each channel is flushed on its own."""
         with tf.init_scope(), tf.device("CPU:0"):
-            start = any(bool(one.numpy()) for one in self._flushing.values())
+            start = any(bool(flushing.numpy()) for flushing in self._flushing.values())
             self._flushing[channel] = tf.Variable(start, trainable=False, name="hvd_ext_topk_flushing")
 
     def density(self, channel: Channel) -> tf.Tensor:
@@ -114,20 +105,18 @@ class Feedback:
         """End a step: its residuals and velocities are kept if all gradients are finite, and dropped otherwise.
 
         Args:
-            channel: the channel that has reduced the step.
-            reduced: all reduced gradients of the step, dense and sparse.
             rates: for each gradient the learning rate that it was multiplied by; 1 if there was none.
 
         Returns:
             The same gradients, which are not ready before the step has ended; and whether all of them are finite, equal
             on all ranks.
         """
-        tensors = [one.values if isinstance(one, tf.IndexedSlices) else one for one in reduced]
+        tensors = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in reduced]
         finite = [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors]
         ok = tf.reduce_all(tf.stack(finite)) if finite else tf.constant(True)
         flushing = self._flushing[channel]
         ended = [channel.end_step(ok)] if channel.selects else []
-        after = [one for one in ended if one is not None]
+        after = [operation for operation in ended if operation is not None]
         with tf.control_dependencies(after), tf.device("CPU:0"):
             counted = [
                 self._steps.assign_add(tf.cast(ok, tf.int64), read_value=False),
@@ -138,19 +127,12 @@ class Feedback:
                 counted.append(self._skipping.count(ok))
             if self._auto is not None:
                 self._auto.seen(tensors, rates, ok)
-            with tf.control_dependencies([one for one in counted if one is not None]):
+            with tf.control_dependencies([operation for operation in counted if operation is not None]):
                 self._tell(ok)
         return ops.together(list(reduced), after), ok
 
     def save(self, channels: Sequence[Channel]) -> Arrays:
-        """Copy this rank's state, between two steps.
-
-        Args:
-            channels: the open channels of the list, the newest first.
-
-        Returns:
-            Arrays by name.
-        """
+        """Copy this rank's state, between two steps, from the open channels of the list, the newest first."""
         arrays: Arrays = {}
         for channel in channels:
             for key, array in residuals.read(channel, self._job.engine).items():
@@ -159,26 +141,18 @@ class Feedback:
             **arrays,
             _RANKS: np.array(self._job.engine.size),
             _STEPS: np.array(self.steps),
-            _FLUSHING: np.array(any(bool(one.numpy()) for one in self._flushing.values())),
+            _FLUSHING: np.array(any(bool(flushing.numpy()) for flushing in self._flushing.values())),
             **({_WHOLE: np.array(True)} if channels and all(channel.is_whole for channel in channels) else {}),
             **({} if self._auto is None else self._auto.save()),
             **({} if self._momentum is None else self._momentum.save(self._keys)),
         }
 
-    def was_whole(self, own: Arrays | None, everyone: Everyone) -> bool | None:
-        """Tell whether the state of an earlier job is of whole gradients, and should be here; all ranks call it.
-
-        Args:
-            own: the state that this rank saved; None if the earlier job had no such rank.
-            everyone: returns the state of each rank of the earlier job.
-
-        Returns:
-            None if no rank can read the state.
-        """
-        saved = own
+    def was_whole(self, local: Arrays | None, of_ranks: Everyone) -> bool | None:
+        """Tell whether saved gradients were whole and shall be so here; None: not known. All ranks call it."""
+        saved = local
         if saved is None:
             with contextlib.suppress(HvdExtError, OSError, StopIteration):
-                saved = next(iter(everyone()))
+                saved = next(iter(of_ranks()))
         answers = consensus.exchange(
             self._job.engine,
             f"{self._name}: whole gradients",
@@ -187,7 +161,7 @@ class Feedback:
         known = next((answer for answer in answers if answer is not None), None)
         return None if known is None else known[0] and known[1] >= (self._until or 0)
 
-    def load(self, channel: Channel, own: Arrays | None, everyone: Everyone) -> None:
+    def load(self, channel: Channel, local: Arrays | None, of_ranks: Everyone) -> None:
         """Restore the state that `save` returned in an earlier job of any shape; all ranks call it, between two steps.
 
         If the job has the same shape, every rank gets its own state back. Otherwise the residuals that the ranks had of
@@ -195,42 +169,37 @@ class Feedback:
         multiplied by the ratio of the new number of ranks to the old one, so that the pending update stays the same.
 
         Args:
-            channel: an open channel.
-            own: the state that this rank saved; None if the earlier job had no such rank.
-            everyone: returns the state of each rank of the earlier job; called only if the shape is another one.
-
-        Raises:
-            HvdExtError: another rank failed.
+            of_ranks: returns the state of each rank of the earlier job; called only if the shape is another one.
         """
         engine, name = self._job.engine, f"{self._name}: residuals and velocities"
         pieces = residuals.pieces(channel, engine)
-        kept = {} if own is None else {key: array for key, array in own.items() if "/" in key}
-        saved_ranks = None if own is None else int(own[_RANKS])
+        kept = {} if local is None else {key: array for key, array in local.items() if "/" in key}
+        saved_ranks = None if local is None else int(local[_RANKS])
         same = saved_ranks == engine.size and {piece.where for piece in pieces} == {
             residuals.parsed(key, array).where for key, array in kept.items()
         }
         answers = consensus.exchange(
-            engine, name, lambda: {"same": same, "wanted": [piece.where for piece in pieces], "own": own is not None}
+            engine, name, lambda: {"same": same, "wanted": [piece.where for piece in pieces], "own": local is not None}
         )
         if all(answer["same"] for answer in answers):
-            assert own is not None
+            assert local is not None
             residuals.write(channel, engine, kept)
-            self._go_on(own, pieces)
+            self._go_on(local, pieces)
             return
         first, trouble, arrays = None, "", {}
         try:
-            masks = residuals.claims([[tuple(one) for one in answer["wanted"]] for answer in answers], engine.rank)
-            states = iter(everyone())
+            masks = residuals.claims([[tuple(where) for where in answer["wanted"]] for answer in answers], engine.rank)
+            states = iter(of_ranks())
             first = next(states)
             scale = 1.0 if self._options.op == Sum else engine.size / int(first[_RANKS])
             arrays = residuals.regrouped(pieces, masks, _pieces_only(first, states), scale)
         except (HvdExtError, OSError, StopIteration, KeyError) as error:
             trouble = f"{type(error).__name__}: {error}"
         troubles = consensus.exchange(engine, name, lambda: trouble)
-        lacking = next((rank for rank, one in enumerate(troubles) if one), None)
+        lacking = next((rank for rank, trouble_of_rank in enumerate(troubles) if trouble_of_rank), None)
         if lacking is not None:
             if engine.rank == 0:
-                _LOG.warning(
+                logger.warning(
                     "%s: it was saved by a job of another shape, and rank %d cannot read the files of all ranks, so "
                     "its residuals and velocities are dropped: %s; save to a disk that all ranks share",
                     self._label,
@@ -242,14 +211,14 @@ class Feedback:
         residuals.write(channel, engine, arrays)
         self._go_on(first, pieces)
         if engine.rank == 0 and not channel.is_whole:
-            _LOG.info("%s: residuals and velocities are redistributed over %d ranks", self._label, engine.size)
+            logger.info("%s: residuals and velocities are redistributed over %d ranks", self._label, engine.size)
 
     def move(self, old: Channel, new: Channel) -> None:
         """Move the state from a channel to the one that replaces it; all ranks call it, between two steps."""
         engine, process_set = self._job.engine, self._options.process_set
-        own, wanted = residuals.read(old, engine), residuals.pieces(new, engine)
+        local, wanted = residuals.read(old, engine), residuals.pieces(new, engine)
         name = f"{self._name}: residuals and velocities"
-        residuals.write(new, engine, residuals.redistributed(self._job, name, own, wanted, process_set))
+        residuals.write(new, engine, residuals.redistributed(self._job, name, local, wanted, process_set))
         self.clear(old)
 
     def clear(self, channel: Channel) -> None:
@@ -280,7 +249,7 @@ class Feedback:
     def _log_skipped(self) -> bool:
         count = self.skipped
         if str(count).strip("0") == "1":  # 1, 10, 100, ...
-            _LOG.warning(
+            logger.warning(
                 "%s: a gradient of step %d is not finite: all ranks have skipped the step, and the residuals are "
                 "unchanged; %d steps so far",
                 self._label,
@@ -296,13 +265,8 @@ def had_momentum(saved: Arrays) -> bool:
 
 
 def tell_of_momentum(label: str, how: str) -> None:
-    """Warn that the momentum is lost because momentum_correction was switched on or off; one rank calls it.
-
-    Args:
-        label: the optimizer, for the message.
-        how: "with" or "without": whether the training before used momentum_correction.
-    """
-    _LOG.warning("%s: trained %s momentum_correction until now: momentum restarts from zero", label, how)
+    """Warn that switching momentum_correction loses the momentum; `how` was "with" or "without" it."""
+    logger.warning("%s: trained %s momentum_correction until now: momentum restarts from zero", label, how)
 
 
 def _pieces_only(first: Arrays, others: Iterable[Arrays]) -> Iterable[Arrays]:

@@ -128,15 +128,15 @@ def topk_error_feedback(
 
 
 def _index_dtype(dtype: Any) -> tf.DType:
-    found = tf.as_dtype(dtype)
-    if found not in _INDEX_DTYPES:
-        raise InvalidError(f"index_dtype ({found.name}): must be int32 or int64")
-    return found
+    index_dtype = tf.as_dtype(dtype)
+    if index_dtype not in _INDEX_DTYPES:
+        raise InvalidError(f"index_dtype ({index_dtype.name}): must be int32 or int64")
+    return index_dtype
 
 
 def _parts(x: tf.Tensor, k: Any, segments: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Return k and the segments' offsets as int64 vectors, without an op (as slow as a small x) for known values."""
-    picks = _whole("k", k)
+    picks = _integers("k", k)
     if segments is None:
         if _length(picks) not in (None, 1):
             raise InvalidError(f"k ({_length(picks)} numbers): must be one number where there are no segments")
@@ -144,7 +144,7 @@ def _parts(x: tf.Tensor, k: Any, segments: Any) -> tuple[tf.Tensor, tf.Tensor]:
         if known is not None:
             return _tensor(picks), tf.constant([0, known], tf.int64)
         return _tensor(picks), tf.stack([tf.zeros([], tf.int64), tf.size(x, out_type=tf.int64)])
-    lengths = _whole("segments", segments)
+    lengths = _integers("segments", segments)
     numbers = _length(picks), _length(lengths)
     if None not in numbers and numbers[0] != numbers[1]:
         raise InvalidError(f"k ({numbers[0]} numbers): must be one for each segment; there are {numbers[1]}")
@@ -153,7 +153,7 @@ def _parts(x: tf.Tensor, k: Any, segments: Any) -> tuple[tf.Tensor, tf.Tensor]:
     return _tensor(picks), tf.concat([tf.zeros([1], tf.int64), tf.cumsum(lengths)], 0)
 
 
-def _whole(name: str, value: Any) -> Any:
+def _integers(name: str, value: Any) -> Any:
     """Return integers as an int64 vector: of NumPy if they are known now, else a tensor."""
     if tf.is_tensor(value):
         if not value.dtype.is_integer:
@@ -194,12 +194,12 @@ def _by_tensorflow(x: tf.Tensor, picks: tf.Tensor, offsets: tf.Tensor, dtype: tf
         if np.any(picks < 0) or np.any(picks > lengths) or lengths.min(initial=0) < 0 or sum(lengths) != len(flat):
             words = "must be from 0 to the number of elements, and segments add up to x's"
             raise InvalidError(f"k ({picks.numpy()}): {words}")
-    found: list[tf.Tensor] = []
+    by_segment: list[tf.Tensor] = []
     for segment in range(picks.shape.num_elements()):
         part = tf.abs(flat[offsets[segment] : offsets[segment + 1]])
         _, places = tf.math.top_k(part, tf.cast(picks[segment], tf.int32), sorted=False)
-        found.append(tf.sort(tf.cast(places, dtype)) + tf.cast(offsets[segment], dtype))
-    indices = tf.concat(found, 0) if found else tf.zeros([0], dtype)
+        by_segment.append(tf.sort(tf.cast(places, dtype)) + tf.cast(offsets[segment], dtype))
+    indices = tf.concat(by_segment, 0) if by_segment else tf.zeros([0], dtype)
     return tf.gather(flat, indices), indices
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from hvd_ext.job import consensus
 from hvd_ext.options import ReduceOp
+from hvd_ext.state import Arrays
 
 if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from hvd_ext.tensorflow.gradients.channel import Channel
     from hvd_ext.topology.tree import Tree
 
-Arrays = dict[str, np.ndarray]
 Where = tuple[str, int, int, int]  # which, tensor, offset, count
 
 RESIDUAL, VELOCITY = "residual", "velocity"
@@ -34,10 +34,8 @@ class Piece:
     """A run of elements of one tensor that a rank keeps.
 
     Args:
-        which: `RESIDUAL` or `VELOCITY`.
         tensor: the tensor's index in its list of variables.
         offset: the place of the first element in the tensor.
-        count: the number of elements.
         name: the tensor's name, for people who read the file.
         bucket: the bucket's number in the channel; 0 for a piece of a file.
         place: the place of the first element in the rank's share of the bucket.
@@ -63,13 +61,8 @@ class Piece:
 
 
 def pieces(channel: Channel, engine: Engine) -> list[Piece]:
-    """List the pieces that this rank keeps for a channel, in the order of buckets and places.
-
-    Args:
-        channel: an open channel.
-        engine: the channel's engine.
-    """
-    found = []
+    """List the pieces that this rank keeps for a channel, in the order of buckets and places."""
+    kept = []
     for number, bucket in enumerate(channel.layout.buckets):
         if bucket.selection is None:
             continue
@@ -79,44 +72,30 @@ def pieces(channel: Channel, engine: Engine) -> list[Piece]:
             of = channel.layout.tensors[tensor]
             low, high = max(begin, first), min(begin + of.elements, first + elements)
             if low < high:
-                found += [
+                kept += [
                     Piece(which, tensor, low - begin, high - low, of.name, number, low - first)
                     for which in ((RESIDUAL, VELOCITY) if has_velocity else (RESIDUAL,))
                 ]
             begin += of.elements
-    return found
+    return kept
 
 
 def read(channel: Channel, engine: Engine) -> Arrays:
-    """Copy this rank's residuals and velocities of a channel, between two steps.
-
-    Args:
-        channel: an open channel.
-        engine: the channel's engine.
-
-    Returns:
-        float32 arrays by the pieces' keys.
-    """
-    found = pieces(channel, engine)
+    """Copy this rank's residuals and velocities between two steps: float32 arrays by the pieces' keys."""
+    kept = pieces(channel, engine)
     shares = {
         (piece.bucket, piece.which): np.zeros(engine.state(channel.handle, piece.bucket)[1], np.float32)
-        for piece in found
+        for piece in kept
     }
     for (bucket, which), share in shares.items():
         engine.read_state(channel.handle, bucket, _WHICH[which], share)
     return {
-        piece.key: shares[piece.bucket, piece.which][piece.place : piece.place + piece.count].copy() for piece in found
+        piece.key: shares[piece.bucket, piece.which][piece.place : piece.place + piece.count].copy() for piece in kept
     }
 
 
 def write(channel: Channel, engine: Engine, arrays: Arrays) -> None:
-    """Set this rank's residuals and velocities of a channel, between two steps; pieces without an array become 0.
-
-    Args:
-        channel: an open channel.
-        engine: the channel's engine.
-        arrays: float32 arrays by the keys of this channel's pieces.
-    """
+    """Set residuals and velocities, float32 by the pieces' keys, between two steps; those without an array to 0."""
     by_where = {parsed(key, array).where: array for key, array in arrays.items()}
     shares: dict[tuple[int, str], np.ndarray] = {}
     for piece in pieces(channel, engine):
@@ -130,13 +109,7 @@ def write(channel: Channel, engine: Engine, arrays: Arrays) -> None:
 
 
 def scale_velocities(channel: Channel, engine: Engine, factor: float) -> None:
-    """Multiply this rank's velocities of a channel, between two steps.
-
-    Args:
-        channel: an open channel.
-        engine: the channel's engine.
-        factor: the factor.
-    """
+    """Multiply this rank's velocities of a channel, between two steps."""
     for bucket in {piece.bucket for piece in pieces(channel, engine) if piece.which == VELOCITY}:
         share = np.zeros(engine.state(channel.handle, bucket)[1], np.float32)
         engine.read_state(channel.handle, bucket, _WHICH[VELOCITY], share)
@@ -145,18 +118,13 @@ def scale_velocities(channel: Channel, engine: Engine, factor: float) -> None:
 
 
 def parsed(key: str, array: np.ndarray) -> Piece:
-    """Make a piece from its key in a file.
-
-    Args:
-        key: the key, from `Piece.key`.
-        array: the array of this key.
-    """
+    """Make a piece from its key in a file."""
     which, tensor, offset, name = key.split("/", 3)
     return Piece(which, int(tensor), int(offset), int(array.size), name)
 
 
 def redistributed(
-    job: Runtime, name: str, own: Arrays, wanted: Sequence[Piece], process_set: ProcessSet | None = None
+    job: Runtime, name: str, local: Arrays, wanted: Sequence[Piece], process_set: ProcessSet | None = None
 ) -> Arrays:
     """Send residuals and velocities to the ranks that keep their elements now; all ranks call it.
 
@@ -165,39 +133,33 @@ def redistributed(
     all ranks are added up, and the first rank that keeps the element now gets the sum. What no rank had is 0.
 
     Args:
-        job: the runtime of the ranks that take part.
-        name: the name of the calls, the same on all ranks.
-        own: what this rank kept, from `read`.
+        local: what this rank kept, from `read`.
         wanted: the pieces that this rank keeps now.
-        process_set: the ranks that take part; None for all.
 
     Returns:
         float32 arrays by the keys of `wanted`.
-
-    Raises:
-        CommunicationError: a peer is gone or stayed away.
     """
     import tensorflow as tf
 
     from hvd_ext.tensorflow.collectives import objects, single
 
     rank = job.engine.rank
-    kept = {parsed(key, array).where: array for key, array in own.items()}
+    kept = {parsed(key, array).where: array for key, array in local.items()}
     answers = consensus.exchange(
         job.engine, name, lambda: {"kept": list(kept), "wanted": [piece.where for piece in wanted]}
     )
     before, after = ([[_where(one) for one in answer[key]] for answer in answers] for key in ("kept", "wanted"))
     copies, wishes = (_counts(pieces) for pieces in (before, after))
     if any(copies.get(key, count) != count for key, count in wishes.items()):
-        states = objects.allgather_object(own, name=f"{name}, sums", process_set=process_set)
+        states = objects.allgather_object(local, name=f"{name}, sums", process_set=process_set)
         return regrouped(wanted, claims(after, rank), states, 1.0)
-    given: list[list[np.ndarray]] = [[] for _ in answers]
+    outgoing: list[list[np.ndarray]] = [[] for _ in answers]
     for receiver in range(job.engine.size):
         for sender, where in sources(before, after[receiver], nearest(job.tree, receiver)):
             if sender == rank:
-                given[receiver].append(_slice(kept, where))
-    flat = [array for arrays in given for array in arrays]
-    splits = [sum(array.size for array in arrays) for arrays in given]
+                outgoing[receiver].append(_slice(kept, where))
+    flat = [array for arrays in outgoing for array in arrays]
+    splits = [sum(array.size for array in arrays) for arrays in outgoing]
     with tf.init_scope(), tf.device("CPU:0"):
         joined = tf.constant(np.concatenate([np.zeros(0, np.float32), *flat]))
         received = single.alltoall(joined, splits, name=f"{name}, values", process_set=process_set)[0].numpy()
@@ -220,24 +182,7 @@ def summed(
     factor: float,
     process_set: ProcessSet | None = None,
 ) -> dict[int, np.ndarray]:
-    """Reduce what all ranks keep of some tensors to whole tensors, between two steps; all ranks call it.
-
-    Args:
-        channel: an open channel.
-        job: the runtime of the ranks that take part.
-        name: the name of the calls, the same on all ranks.
-        which: `RESIDUAL` or `VELOCITY`.
-        places: the tensors' places, the same on all ranks.
-        op: `Sum` or `Average` over the ranks.
-        factor: multiplies the results.
-        process_set: the ranks that take part; None for all.
-
-    Returns:
-        For each place a float32 array of the tensor's shape, with equal bits on all ranks.
-
-    Raises:
-        CommunicationError: a peer is gone or stayed away.
-    """
+    """Reduce what all ranks keep of tensors to whole float32 arrays of equal bits, by place; all ranks call it."""
     import tensorflow as tf
 
     from hvd_ext.tensorflow.collectives import single
@@ -250,47 +195,33 @@ def summed(
     results = {}
     for place in sorted(places):
         tensor = channel.layout.tensors[place]
-        own = np.zeros(tensor.elements, np.float32)
+        local = np.zeros(tensor.elements, np.float32)
         for piece, array in kept.get(place, ()):
-            own[piece.offset : piece.offset + piece.count] = array
+            local[piece.offset : piece.offset + piece.count] = array
         with tf.init_scope(), tf.device("CPU:0"):
             total = single.allreduce(
-                own, op=op, postscale_factor=factor, name=f"{name}, {place}", process_set=process_set
+                local, op=op, postscale_factor=factor, name=f"{name}, {place}", process_set=process_set
             )
             results[place] = total.numpy().reshape(tensor.shape)
     return results
 
 
 def nearest(tree: Tree, rank: int) -> list[int]:
-    """Sort the ranks of a cluster by how far they are from one: itself, its host, its rack, the others.
-
-    Args:
-        tree: the cluster.
-        rank: the rank.
-    """
-    found, branches, node = [rank], [], tree.root
+    """Sort the ranks of a cluster by how far they are from one: itself, its host, its rack, the others."""
+    nearest_first, branches, node = [rank], [], tree.root
     while node.children:
         branches.append(node)
         node = next(child for child in node.children if rank in child.ranks)
     for branch in reversed(branches):
-        found += sorted(set(branch.ranks) - set(found))
-    return found
+        nearest_first += sorted(set(branch.ranks) - set(nearest_first))
+    return nearest_first
 
 
 def sources(
     kept: Sequence[Sequence[Where]], wanted: Sequence[Where], candidates: Sequence[int]
 ) -> list[tuple[int, Where]]:
-    """Find who has the elements that a rank needs.
-
-    Args:
-        kept: the pieces that each rank has.
-        wanted: the pieces that the rank needs.
-        candidates: the ranks that may have them; the first one counts.
-
-    Returns:
-        Runs of elements and the rank that each comes from, by ascending ranks. No element is there twice.
-    """
-    found: list[tuple[int, Where]] = []
+    """Find the rank, the first of the candidates, that each run of wanted elements comes from; by ascending ranks."""
+    runs: list[tuple[int, Where]] = []
     missing: dict[tuple[str, int], list[tuple[int, int]]] = {}
     for which, tensor, offset, count in wanted:
         missing.setdefault((which, tensor), []).append((offset, offset + count))
@@ -304,16 +235,16 @@ def sources(
                 if begin >= end:
                     rest.append((low, high))
                     continue
-                found.append((sender, (which, tensor, begin, end - begin)))
+                runs.append((sender, (which, tensor, begin, end - begin)))
                 rest += [run for run in ((low, begin), (end, high)) if run[0] < run[1]]
             missing[which, tensor] = rest
-    return sorted(found, key=lambda pair: pair[0])
+    return sorted(runs, key=lambda pair: pair[0])
 
 
 def _counts(pieces: Sequence[Sequence[Where]]) -> dict[tuple[str, int], int]:
     """How many elements of each tensor all ranks keep together, for residuals and velocities."""
     counts: dict[tuple[str, int], int] = {}
-    for which, tensor, _, count in (piece for own in pieces for piece in own):
+    for which, tensor, _, count in (piece for of_rank in pieces for piece in of_rank):
         counts[which, tensor] = counts.get((which, tensor), 0) + count
     return counts
 
@@ -335,17 +266,7 @@ def _where(values: Sequence[Any]) -> Where:
 
 
 def claims(wanted: Sequence[Sequence[Where]], rank: int) -> list[np.ndarray]:
-    """Mark the elements that a rank is the first to keep.
-
-    Each host keeps all elements, on some of its ranks; the sum over an earlier job must go to only one host.
-
-    Args:
-        wanted: for each rank the `where` of its pieces.
-        rank: the rank.
-
-    Returns:
-        A boolean mask for each of the rank's pieces.
-    """
+    """Mark, in a mask for each of a rank's pieces, the elements that this rank is the first to keep."""
     masks = []
     for which, tensor, offset, count in wanted[rank]:
         mask = np.ones(count, bool)
@@ -357,27 +278,26 @@ def claims(wanted: Sequence[Sequence[Where]], rank: int) -> list[np.ndarray]:
     return masks
 
 
-def regrouped(own: Sequence[Piece], masks: Sequence[np.ndarray], states: Iterable[Arrays], scale: float) -> Arrays:
+def regrouped(wanted: Sequence[Piece], masks: Sequence[np.ndarray], states: Iterable[Arrays], scale: float) -> Arrays:
     """Add up the residuals and velocities of all ranks of an earlier job, for the elements of this rank.
 
     Args:
-        own: this rank's pieces.
         masks: the elements of these pieces that get a sum, from `claims`; the others become 0.
         states: the arrays that each rank of the earlier job saved, from `read`; read one after another.
-        scale: multiplies every sum.
 
     Returns:
         float32 arrays by the pieces' keys; each sum is computed in float64 and rounded once.
     """
-    totals = [np.zeros(piece.count, np.float64) for piece in own]
+    totals = [np.zeros(piece.count, np.float64) for piece in wanted]
     for state in states:
         saved = [(parsed(key, array), array) for key, array in state.items()]
-        for piece, total in zip(own, totals, strict=True):
-            for one, array in saved:
-                low, high = max(one.offset, piece.offset), min(one.offset + one.count, piece.offset + piece.count)
-                if (one.which, one.tensor) == (piece.which, piece.tensor) and low < high:
-                    total[low - piece.offset : high - piece.offset] += array[low - one.offset : high - one.offset]
+        for piece, total in zip(wanted, totals, strict=True):
+            for source, array in saved:
+                low = max(source.offset, piece.offset)
+                high = min(source.offset + source.count, piece.offset + piece.count)
+                if (source.which, source.tensor) == (piece.which, piece.tensor) and low < high:
+                    total[low - piece.offset : high - piece.offset] += array[low - source.offset : high - source.offset]
     return {
         piece.key: np.where(mask, total * scale, 0).astype(np.float32)
-        for piece, mask, total in zip(own, masks, totals, strict=True)
+        for piece, mask, total in zip(wanted, masks, totals, strict=True)
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import bisect
 from typing import Any
 
 import pytest
@@ -85,14 +85,6 @@ def test_a_warm_up_that_breaks_a_rule_is_refused(keywords: dict[str, object], wo
         hvd.Warmup(**keywords)
 
 
-def test_the_first_elements_of_any_parts_add_up_to_those_of_the_whole() -> None:
-    for part, elements in ((0.01, 25_557_032), (0.001, 999), (0.5, 7), (1.0, 12), (1 / 3, 10)):
-        borders = [elements * place // 7 for place in range(8)]
-        shares = [density.share(part, low, high) for low, high in itertools.pairwise(borders)]
-        assert sum(shares) == density.count(part, elements) == int(part * elements + 0.5)
-        assert all(0 <= share <= high - low for share, low, high in zip(shares, borders, borders[1:], strict=False))
-
-
 FALLING = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 
 
@@ -111,17 +103,8 @@ def test_each_density_of_a_warm_up_above_the_last_has_an_equal_part_of_its_steps
     topk: hvd.TopK, densities: dict[int, float]
 ) -> None:
     plan = density.schedule(topk)
-    assert {step: plan.at(step) for step in densities} == densities
-    with pytest.raises(InvalidError, match="counted from 0"):
-        plan.at(-1)
-
-
-def test_auto_is_dense_where_the_norm_changes_much() -> None:
-    rule = density.Auto()
-    high, low = rule.densities
-    assert [rule.next(*norms) for norms in ((-1, 5), (10, 5), (10, 6), (10, 14.9), (10, 15), (0, 0))] == [
-        *(high, high, low, low, high, high)
-    ]
+    places = {step: bisect.bisect_right(plan.firsts, step) - 1 for step in densities}
+    assert {step: plan.densities[place] for step, place in places.items()} == densities
 
 
 def test_small_tensors_vectors_and_other_dtypes_stay_dense() -> None:

@@ -46,7 +46,7 @@ def test_the_numbers_of_a_version_are_those_before_its_words(version: str, parts
 def test_an_error_is_raised_and_a_warning_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(versions, "_said", set())
+    monkeypatch.setattr(versions, "_logged", set())
     with pytest.raises(InvalidError, match=r"TensorFlow \(2\.15\.0\)"):
         check("tensorflow", "2.15.0")
     for _ in range(2):

@@ -25,7 +25,7 @@ from hvd_ext.topology.tree import from_hosts
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has nothing been said, by no rank."""
-    monkeypatch.setattr(banner, "_said", set())
+    monkeypatch.setattr(banner, "_logged", set())
     monkeypatch.setattr(log, "_rank", {"words": ""})
 
 

@@ -12,9 +12,9 @@ from hvd_ext.job import consensus
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.tensorflow.gradients import kinds as gradient_kinds
 from hvd_ext.tensorflow.gradients.policies.base import Arrays, Everyone, Policy
+from hvd_ext.tensorflow.gradients.until import Until
 from hvd_ext.tensorflow.topk import correction, residuals
 from hvd_ext.tensorflow.topk.feedback import Feedback
-from hvd_ext.tensorflow.topk.until import Until
 
 if TYPE_CHECKING:
     from hvd_ext.options.gradients import GradientOptions

@@ -6,7 +6,6 @@ as when buckets are planned again: a traced graph knows channels and tensors and
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job import banner, consensus
+from hvd_ext.job.log import logger
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.tensorflow.gradients import explanation
 from hvd_ext.tensorflow.topk import residuals
@@ -26,17 +26,11 @@ if TYPE_CHECKING:
     from hvd_ext.tensorflow.gradients.channel import Channel
     from hvd_ext.tensorflow.topk.feedback import Feedback
 
-_LOG = logging.getLogger("hvd_ext")
-
 
 class Until:
     """The switch of one channel.
 
     Args:
-        channel: an open channel with a `whole`.
-        feedback: the error feedback of the list of gradients, which counts its update steps.
-        options: options with a `TopK` that has an `until`.
-        job: the runtime of the ranks that take part.
         name: the name of the exchanges, the same on all ranks and unique in the job.
         momentum: the momentum that was taken over from the optimizer, and that it gets back; None for none.
         keys: a key for each of the channel's tensors, by which the momentum knows its variable.
@@ -96,7 +90,7 @@ class Until:
             if left > 0 or not self._switched(number):
                 self._look_at(number + (max(1, left) if self._alone else 1))
         except Exception as error:
-            _LOG.error("%s: it could not change to whole gradients, and is closed: %s", channel.name, error)
+            logger.error("%s: it could not change to whole gradients, and is closed: %s", channel.name, error)
             channel.close()  # the ranks may no longer agree
 
     def _switched(self, number: int) -> bool:
@@ -130,7 +124,7 @@ class Until:
         if self._momentum is None:
             return {}
         options, channel = self._options, self._channel
-        found = residuals.summed(
+        velocities = residuals.summed(
             channel,
             self._job,
             f"{self._name}, velocities",
@@ -140,4 +134,4 @@ class Until:
             factor=options.gradient_predivide_factor,
             process_set=options.process_set,
         )
-        return {self._keys[place]: velocity for place, velocity in found.items()}
+        return {self._keys[place]: velocity for place, velocity in velocities.items()}
