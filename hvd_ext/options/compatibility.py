@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Collection
 
 # feature -> how a user asks for it
 FEATURES: dict[str, str] = {
@@ -193,6 +194,11 @@ def words(first: str, second: str) -> str:
         The message, or words that it must contain; "" for a pair that works.
     """
     return REFUSED.get(frozenset({first, second}), "")
+
+
+def refused(features: Collection[str]) -> str:
+    """Return the error message of the first pair of some features that is refused; "" if each pair works."""
+    return next((words for pair, words in REFUSED.items() if pair <= set(features)), "")
 
 
 def pairs() -> tuple[Pair, ...]:

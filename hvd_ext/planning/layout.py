@@ -384,17 +384,14 @@ def _selection(topk: TopK, momentum: Momentum | None, dense_above: float) -> Sel
     """Convert the user's options to the engine's."""
     wire, selector = WIRES[topk.wire], selectors.find(topk.selector).number
     assert selector is not None  # TopK takes the native selectors only
-    return Selection(
-        dense_above=dense_above,
-        selector=selector,
-        samplings=topk.samplings,
-        seed=topk.seed,
-        threshold=topk.threshold,
-        momentum=None if momentum is None else momentum.value,
-        nesterov=momentum is not None and momentum.nesterov,
-        masks=topk.masks,
-        value_wire=None if wire == "float32" else wire,
-        indices=INDICES.index(topk.indices),
-        per_tensor=topk.per_tensor,
-        density=density.schedule(topk).densities[-1],
-    )
+    named = {field.name for field in dataclasses.fields(Selection)} & {field.name for field in dataclasses.fields(topk)}
+    values = {name: getattr(topk, name) for name in named} | {
+        "dense_above": dense_above,
+        "selector": selector,
+        "momentum": None if momentum is None else momentum.value,
+        "nesterov": momentum is not None and momentum.nesterov,
+        "value_wire": None if wire == "float32" else wire,
+        "indices": INDICES.index(topk.indices),
+        "density": density.schedule(topk).densities[-1],
+    }
+    return Selection(**values)
