@@ -18,7 +18,7 @@ from hvd_ext.engine import native, spec
 from hvd_ext.engine.channels import Channels, check_array
 from hvd_ext.engine.native import call as _call
 from hvd_ext.errors import InvalidError
-from hvd_ext.options.reduction import named
+from hvd_ext.options.reduction import engine_types
 from hvd_ext.simulation.modes import MODES
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ class Partial:
             plan: the handle of a plan that sums the table of who takes part.
             segment_nbytes: the size of its segments.
         """
-        options = {name: getattr(self.options, name) for name in named(to_engine=True)}
-        options |= {"sync": MODES.index(self.options.sync), "quorum": self.options.quorum or 1}
+        options = {name: getattr(self.options, name) for name in engine_types()}
         return spec.filled(
             spec.Partial,
-            **options,
+            **{**options, "quorum": self.options.quorum or 1},
+            sync=MODES.index(self.options.sync),
             holds_again=self.holds_again,
             before=self.before,
             seed=self.seed,

@@ -15,7 +15,7 @@ from hvd_ext.compression import topk
 from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import SYNCS, Average, Compression, Options, SetOfRanks, Sum, check_compression, compatibility
-from hvd_ext.options.reduction import ReductionOptions, named
+from hvd_ext.options.reduction import ReductionOptions, compared
 
 if TYPE_CHECKING:
     from hvd_ext.job.process_sets import ProcessSet
@@ -134,7 +134,7 @@ class GradientOptions(ReductionOptions):
 
     def described(self) -> dict[str, Any]:
         """Return the values that must be equal on all ranks besides the options of the channel and the groups."""
-        values = {name: getattr(self, name) for name in named(compared="value")}
+        values = {name: getattr(self, name) for name in compared("value")}
         if self.topk is not None:
             values["sparse algorithm"] = self.sparse_algorithm
             values |= {f"TopK's {name}": value for name, value in self.topk.described().items()}
@@ -153,7 +153,7 @@ class GradientOptions(ReductionOptions):
     def _of_channel(self) -> dict[str, Any]:
         # gradients that TopK does not take are reduced with the job's algorithm and compression
         of_job = () if self.topk is None else ("algorithm", "compression")
-        return {name: getattr(self, name) for name in named(compared="channel") if name not in of_job}
+        return {name: getattr(self, name) for name in compared("channel") if name not in of_job}
 
 
 def _checked_compression(compression: Any) -> Compression:

@@ -21,19 +21,19 @@ T = TypeVar("T")
 Compared = Literal["value", "channel", "otherwise"]
 
 
-def option(default: T, text: str, *, compared: Compared = "value", feature: str = "", to_engine: bool = False) -> T:
+def option(default: T, text: str, *, compared: Compared = "value", feature: str = "", engine: str = "") -> T:
     """Describe an option; a field of a dataclass.
 
     Args:
         default: its default.
         text: its paragraph in docstrings.
-        compared: what the ranks compare: its "value", or the value of the "channel", which is that of `init` where the
+        compared: what the ranks compare: its "value", or that of the "channel", which is the value of `init` where the
             option is None; "otherwise": something else.
         feature: the key of `compatibility.FEATURES` that another value than the default asks for.
-        to_engine: the engine gets it with partial rounds, in the field of this name of HvdExtPartial
-            (tf_ops/engine/spec.def).
+        engine: its type in C, if the engine gets it with partial rounds: HvdExtPartial of tf_ops/engine/spec.def has a
+            field of its name.
     """
-    about = {"text": text, "compared": compared, "feature": feature, "to_engine": to_engine}
+    about = {"text": text, "compared": compared, "feature": feature, "engine": engine}
     return dataclasses.field(default=default, metadata=about)
 
 
@@ -112,14 +112,13 @@ class ReductionOptions:
         '"majority", those of a rank drawn for each step; "quorum", the first `quorum` of them; "auto", a quorum that '
         "the job chooses. Gradients that come late enter a later step.",
         feature="partial rounds",
-        to_engine=True,
     )
     quorum: int | None = option(
         None,
         'with sync="quorum", how many gradients a step waits for, from 1 to the number of ranks.',
-        to_engine=True,
+        engine="int64_t",
     )
-    staleness: int = option(4, "the largest number of steps by which a gradient may come late.", to_engine=True)
+    staleness: int = option(4, "the largest number of steps by which a gradient may come late.", engine="int64_t")
     delay: int = option(
         0,
         "1: a step has the gradients of the step before it, so that computation hides communication; only with "
@@ -128,7 +127,12 @@ class ReductionOptions:
     )
 
 
-def named(**attributes: object) -> tuple[str, ...]:
-    """Return the names of the options with these attributes, which are arguments of `option`."""
+def compared(what: Compared) -> tuple[str, ...]:
+    """Return the names of the options of which the ranks compare this; see `option`."""
+    return tuple(field.name for field in dataclasses.fields(ReductionOptions) if field.metadata["compared"] == what)
+
+
+def engine_types() -> dict[str, str]:
+    """Return the types in C of the options that the engine gets, by name."""
     fields = dataclasses.fields(ReductionOptions)
-    return tuple(field.name for field in fields if attributes.items() <= field.metadata.items())
+    return {field.name: field.metadata["engine"] for field in fields if field.metadata["engine"]}

@@ -28,7 +28,7 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.job import banner, consensus, runtime
 from hvd_ext.options import Options, is_file
 from hvd_ext.options.gradients import GradientOptions
-from hvd_ext.options.reduction import named
+from hvd_ext.options.reduction import compared
 from hvd_ext.planning.layout import Groups, Layout, layout
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import DTYPES, Tensor
@@ -238,7 +238,7 @@ def _described(where: str, tensors: Sequence[Tensor], options: Options, groups: 
             )
         if not all(isinstance(dimension, int) and dimension >= 0 for dimension in tensor.shape):
             raise InvalidError(f"{where}, {tensor.name!r}: the shape {tensor.shape} must be known")
-    of_channel = {name: getattr(options, name) for name in named(compared="channel")}
+    of_channel = {name: getattr(options, name) for name in compared("channel")}
     return {
         "options": {
             **{name: value.name if isinstance(value, enum.Enum) else value for name, value in of_channel.items()},
