@@ -147,7 +147,7 @@ def engine_options() -> str:
     """Gives the fields of the options that the engine gets, from `hvd_ext.options.reduction`."""
     from hvd_ext.options import reduction
 
-    return "\n".join(f"HVD_EXT_FIELD({kind}, {name})" for name, kind in reduction.engine_types().items())
+    return "\n".join(f"HVD_EXT_FIELD({kind}, {name})" for name, kind in reduction.ENGINE_TYPES.items())
 
 
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {

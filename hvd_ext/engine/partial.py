@@ -18,7 +18,7 @@ from hvd_ext.engine import native, spec
 from hvd_ext.engine.channels import Channels, check_array
 from hvd_ext.engine.native import call as _call
 from hvd_ext.errors import InvalidError
-from hvd_ext.options.reduction import engine_types
+from hvd_ext.options.reduction import ENGINE_TYPES
 from hvd_ext.simulation.modes import MODES
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Partial:
             plan: the handle of a plan that sums the table of who takes part.
             segment_nbytes: the size of its segments.
         """
-        options = {name: getattr(self.options, name) for name in engine_types()}
+        options = {name: getattr(self.options, name) for name in ENGINE_TYPES}
         return spec.filled(
             spec.Partial,
             **{**options, "quorum": self.options.quorum or 1},

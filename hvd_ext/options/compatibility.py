@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection
 
 # feature -> how a user asks for it
 FEATURES: dict[str, str] = {
@@ -196,9 +195,10 @@ def words(first: str, second: str) -> str:
     return REFUSED.get(frozenset({first, second}), "")
 
 
-def refused(features: Collection[str]) -> str:
+def refused(features: frozenset[str]) -> str:
     """Return the error message of the first pair of some features that is refused; "" if each pair works."""
-    return next((words for pair, words in REFUSED.items() if pair <= set(features)), "")
+    pairs = map(frozenset, itertools.combinations(features, 2))
+    return next((REFUSED[pair] for pair in pairs if pair in REFUSED), "")
 
 
 def pairs() -> tuple[Pair, ...]:

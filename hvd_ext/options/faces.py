@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from hvd_ext.options.gradients import GradientOptions
-from hvd_ext.options.reduction import ReductionOptions, option
+from hvd_ext.options.reduction import OPTIONS, ReductionOptions, option
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -38,7 +38,7 @@ class Arguments(ReductionOptions):
         Raises:
             InvalidError, PlanError: as `GradientOptions`.
         """
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(ReductionOptions)}
+        values = {field.name: getattr(self, field.name) for field in OPTIONS}
         if self.num_groups:
             warnings.warn("num_groups is called groups now", DeprecationWarning, stacklevel=4)
             values["groups"] = self.num_groups if self.groups is None else self.groups
@@ -57,24 +57,17 @@ def takes(arguments: Callable[P, A], *, as_for: str = "") -> Callable[[Callable[
     def decorate(function: Callable[[A], R]) -> Callable[P, R]:
         texts = {field.name: field.metadata.get("text", "") for field in dataclasses.fields(arguments)}  # type: ignore[arg-type]
         plain = inspect.signature(arguments)
-        keywords = {name: one for name, one in plain.parameters.items() if one.kind is one.KEYWORD_ONLY}
-        ordered = sorted(plain.parameters, key=lambda name: (name in keywords, bool(texts[name])))
-        signature = plain.replace(
-            parameters=[plain.parameters[name] for name in ordered],
-            return_annotation=function.__annotations__["return"],
-        )
-        described = {name: texts[name] for name in ordered if texts[name]}
+        ordered = sorted(plain.parameters.values(), key=lambda one: (one.kind, bool(texts[one.name])))
+        signature = plain.replace(parameters=ordered, return_annotation=function.__annotations__["return"])
+        described = {one.name: texts[one.name] for one in ordered if texts[one.name]}
         if as_for:
             described = {next(iter(described)): f"as for `{as_for}`, {FOLLOWING}"}
 
         @functools.wraps(function)
         def face(*positional: P.args, **named: P.kwargs) -> R:
-            try:
-                given = signature.bind(*positional, **named)
-            except TypeError as error:
-                raise TypeError(f"{function.__name__}() {error}") from None
-            return function(arguments(*given.args, **given.kwargs))
+            return function(arguments(*positional, **named))
 
+        arguments.__init__.__qualname__ = function.__qualname__  # for Python's TypeErrors
         face.__signature__ = signature  # type: ignore[attr-defined]
         face.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()}
         face.__annotations__["return"] = signature.return_annotation

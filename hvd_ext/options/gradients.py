@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
@@ -15,7 +16,7 @@ from hvd_ext.compression import topk
 from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import SYNCS, Average, Compression, Options, SetOfRanks, Sum, check_compression, compatibility
-from hvd_ext.options.reduction import ReductionOptions, compared
+from hvd_ext.options.reduction import OPTIONS, ReductionOptions, compared
 
 if TYPE_CHECKING:
     from hvd_ext.job.process_sets import ProcessSet
@@ -33,9 +34,9 @@ class GradientOptions(ReductionOptions):
     def __post_init__(self) -> None:
         if self.compression is not None and not isinstance(self.compression, TopK):
             object.__setattr__(self, "compression", _checked_compression(self.compression))
-        Options().replace(**{**self._of_channel(), "algorithm": self.algorithm})
+        _defaults().replace(**{**self._of_channel(), "algorithm": self.algorithm})
         _check_algorithm(self.algorithm, self.topk)
-        for field in dataclasses.fields(self):
+        for field in OPTIONS:
             if field.type == "bool" and not isinstance(getattr(self, field.name), bool):
                 raise InvalidError(f"{field.name} ({getattr(self, field.name)!r}): must be True or False")
         factor = self.gradient_predivide_factor
@@ -70,7 +71,7 @@ class GradientOptions(ReductionOptions):
         """
         import yaml
 
-        known = [field.name for field in dataclasses.fields(cls)]
+        known = [field.name for field in OPTIONS]
         for name in texts:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
@@ -94,11 +95,11 @@ class GradientOptions(ReductionOptions):
         return self.compression if isinstance(self.compression, TopK) else None
 
     @property
-    def features(self) -> tuple[str, ...]:
+    def features(self) -> frozenset[str]:
         """The keys of `compatibility.FEATURES` that these options ask for."""
-        changed = [field for field in dataclasses.fields(self) if getattr(self, field.name) != field.default]
-        features = [str(field.metadata["feature"]) for field in changed if field.metadata["feature"]]
-        return tuple("top-k" if name == "compression" and self.topk is not None else name for name in features)
+        asking = [field for field in OPTIONS if field.metadata["feature"]]
+        features = {field.metadata["feature"] for field in asking if getattr(self, field.name) != field.default}
+        return frozenset(features if self.topk is None else features - {"compression"} | {"top-k"})
 
     def for_channel(self, job: Options) -> Options:
         """Return the options of a channel.
@@ -110,7 +111,7 @@ class GradientOptions(ReductionOptions):
 
     def keywords(self) -> dict[str, Any]:
         """Return the keyword arguments that make these options."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {field.name: getattr(self, field.name) for field in OPTIONS}
 
     def changed(self) -> tuple[str, ...]:
         """Return the names of the options that are not at their defaults."""
@@ -154,6 +155,11 @@ class GradientOptions(ReductionOptions):
         # gradients that TopK does not take are reduced with the job's algorithm and compression
         of_job = () if self.topk is None else ("algorithm", "compression")
         return {name: getattr(self, name) for name in compared("channel") if name not in of_job}
+
+
+@functools.cache
+def _defaults() -> Options:
+    return Options()
 
 
 def _checked_compression(compression: Any) -> Compression:

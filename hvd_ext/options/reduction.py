@@ -127,12 +127,11 @@ class ReductionOptions:
     )
 
 
+OPTIONS = dataclasses.fields(ReductionOptions)
+# the types in C of the options that the engine gets, by name
+ENGINE_TYPES: dict[str, str] = {field.name: field.metadata["engine"] for field in OPTIONS if field.metadata["engine"]}
+
+
 def compared(what: Compared) -> tuple[str, ...]:
     """Return the names of the options of which the ranks compare this; see `option`."""
-    return tuple(field.name for field in dataclasses.fields(ReductionOptions) if field.metadata["compared"] == what)
-
-
-def engine_types() -> dict[str, str]:
-    """Return the types in C of the options that the engine gets, by name."""
-    fields = dataclasses.fields(ReductionOptions)
-    return {field.name: field.metadata["engine"] for field in fields if field.metadata["engine"]}
+    return tuple(field.name for field in OPTIONS if field.metadata["compared"] == what)

@@ -75,7 +75,7 @@ def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
         InvalidError: the optimizer cannot be wrapped; the message says what to do.
     """
     _check(optimizer)
-    if refused := compatibility.refused((*options.features, "Keras 2")):
+    if refused := compatibility.refused(options.features | {"Keras 2"}):
         raise InvalidError(f"optimizer {label!r}: {refused}")
     if options.check_every:
         raise InvalidError(f"check_every ({options.check_every}): is not supported for optimizers of tf_keras")

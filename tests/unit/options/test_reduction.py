@@ -67,7 +67,7 @@ def test_an_option_that_is_added_to_the_list_is_there_everywhere(tmp_path: Path)
     for folder in ("hvd_ext", "docs", "tf_ops"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "lib"))
     source = tmp_path / "hvd_ext" / "options" / "reduction.py"
-    head, end, rest = source.read_text(encoding="utf-8").partition("\n\n\ndef compared(")
+    head, end, rest = source.read_text(encoding="utf-8").partition("\n\n\nOPTIONS = ")
     source.write_text(f"{head}\n{OPTION}{end}{rest}", encoding="utf-8")
 
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=300)
