@@ -197,8 +197,7 @@ def words(first: str, second: str) -> str:
 
 def refused(features: frozenset[str]) -> str:
     """Return the error message of the first pair of some features that is refused; "" if each pair works."""
-    pairs = map(frozenset, itertools.combinations(features, 2))
-    return next((REFUSED[pair] for pair in pairs if pair in REFUSED), "")
+    return next((words for pair, words in REFUSED.items() if pair <= features), "")
 
 
 def pairs() -> tuple[Pair, ...]:

@@ -98,7 +98,11 @@ class GradientOptions(ReductionOptions):
     def features(self) -> frozenset[str]:
         """The keys of `compatibility.FEATURES` that these options ask for."""
         asking = [field for field in OPTIONS if field.metadata["feature"]]
-        features = {field.metadata["feature"] for field in asking if getattr(self, field.name) != field.default}
+        features = {
+            field.metadata["feature"]
+            for field in asking
+            if getattr(self, field.name) not in (field.default, Compression.none)
+        }
         return frozenset(features if self.topk is None else features - {"compression"} | {"top-k"})
 
     def for_channel(self, job: Options) -> Options:
