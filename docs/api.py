@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import hvd_ext as hvd
+from hvd_ext.options.faces import FOLLOWING
 
 # title, what a reader does with it, names in the order of the page; "callbacks.*" is what no other place names
 GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -100,7 +101,6 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
 )
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):\n((?:    .*\n|\n)*)", re.MULTILINE)
-FOLLOWING = "and so are all that follow."  # ends the last item of `Args` where another function describes the rest
 WIDTH = 118
 
 

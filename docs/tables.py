@@ -1,4 +1,4 @@
-"""The tables of the pages that come from the code; `python -m docs.tables` rewrites them."""
+"""The parts of pages, and of the engine's interface, that come from the code; `python -m docs.tables` writes them."""
 
 from __future__ import annotations
 
@@ -143,6 +143,13 @@ def demo() -> str:
     return f"{markdown(head, rows)}\n\n{measured}"
 
 
+def engine_options() -> str:
+    """Gives the fields of the options that the engine gets, from `hvd_ext.options.reduction`."""
+    from hvd_ext.options import reduction
+
+    return "\n".join(f"HVD_EXT_FIELD({kind}, {name})" for name, kind in reduction.ENGINE_TYPES.items())
+
+
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"demo": demo},
     "docs/algorithms.md": {"algorithms": algorithms},
@@ -152,11 +159,12 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/migration.md": {"migration": migration, "pairs": pairs},
     "docs/topology.md": {"topology": topology},
     "docs/simulator.md": {"papers": papers, "speedups": speedups},
+    "tf_ops/engine/spec.def": {"options": engine_options},
 }
 
 
 def rewritten(text: str, page: str) -> str:
-    """Puts today's tables between the marks `<!-- name -->` and `<!-- /name -->` of a page.
+    """Puts today's tables between the marks `<!-- name -->` and `<!-- /name -->` of a page, which may be comments in C.
 
     Args:
         text: the page.
@@ -169,7 +177,7 @@ def rewritten(text: str, page: str) -> str:
         ValueError: the page lacks the marks of a table, or has them twice.
     """
     for name, table in PAGES[page].items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?((?:// )?<!-- /{name} -->)", re.DOTALL)
         parts = pattern.findall(text)
         if len(parts) != 1:
             raise ValueError(

@@ -32,6 +32,7 @@ from hvd_ext.bench import command, jobs, results
 from hvd_ext.bench.table import ratio, seconds
 from hvd_ext.engine.partial import Partial
 from hvd_ext.job import consensus, process, runtime
+from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.planning.layout import layout
 from hvd_ext.planning.tensors import Tensor
 
@@ -82,7 +83,7 @@ def call_of(job: runtime.Runtime, mode: str, nbytes: int) -> tuple[Callable[[], 
 
         return lambda: MPI.COMM_WORLD.Allreduce(buffer, result), None
     laid_out = layout(job.tree, [Tensor("buffer", (nbytes // 4,), "float32")], options.Sum)
-    partial = None if mode == "full" else Partial(mode, staleness=STALENESS, seed=1)
+    partial = None if mode == "full" else Partial(GradientOptions(sync=mode, staleness=STALENESS), seed=1)
     channel = job.open(f"skew of {mode}", laid_out, partial)
     return job.engine.prepare(channel, [buffer], [result]), channel
 

@@ -190,16 +190,11 @@ class TopK(Codec):
         return _VALUE_NBYTES[self.wire] + _INDEX_NBYTES
 
     def selection(self) -> dict[str, Any]:
-        """Return how the engine selects and writes values and indices."""
+        """Return what the engine has in another form."""
         return {
             "selector": selectors.find(self.selector).number,
-            "samplings": self.samplings,
-            "seed": self.seed,
-            "threshold": self.threshold,
-            "masks": self.masks,
             "value_wire": None if self.wire == "fp32" else WIRES[self.wire],
             "indices": INDICES.index(self.indices),
-            "per_tensor": self.per_tensor,
         }
 
     def described(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -506,19 +507,13 @@ def _selection(bucket: BucketLayout, handle_of: Callable[[LogicalPlan], int]) ->
     selection = bucket.selection
     assert selection is not None
     assert bucket.dense is not None
-    return spec.Selection(
-        codec=selection.codec.encode(),
-        selector=selection.selector,
-        samplings=selection.samplings,
-        seed=selection.seed,
-        threshold=selection.threshold,
-        dense_plan=handle_of(bucket.dense),
-        dense_above=selection.dense_above,
-        momentum=selection.momentum or 0.0,
-        has_momentum=selection.momentum is not None,
-        nesterov=selection.nesterov,
-        masks=selection.masks,
-        value_wire=-1 if selection.value_wire is None else DTYPES[selection.value_wire].code,
-        indices=selection.indices,
-        per_tensor=selection.per_tensor,
-    )
+    values = dataclasses.asdict(selection)
+    del values["density"], values["entry_nbytes"]  # for predictions
+    values |= {
+        "codec": selection.codec.encode(),
+        "dense_plan": handle_of(bucket.dense),
+        "momentum": selection.momentum or 0.0,
+        "has_momentum": selection.momentum is not None,
+        "value_wire": -1 if selection.value_wire is None else DTYPES[selection.value_wire].code,
+    }
+    return spec.filled(spec.Selection, **values)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,13 @@ from hvd_ext.engine import native, spec
 from hvd_ext.engine.channels import Channels, check_array
 from hvd_ext.engine.native import call as _call
 from hvd_ext.errors import InvalidError
+from hvd_ext.options.reduction import ENGINE_TYPES
+from hvd_ext.simulation.modes import MODES
 
-MODES = ("full", "solo", "majority", "quorum")  # by their numbers in the engine (Sync of rounds.h)
+if TYPE_CHECKING:
+    from hvd_ext.options.gradients import GradientOptions
+
+
 KEPT_ROUNDS = 10_000  # of which the engine keeps what is known (kRoundsKept of partial_gate.cc)
 
 
@@ -28,27 +33,16 @@ class Partial:
     """What makes a channel's rounds partial; equal on all ranks.
 
     Args:
-        mode: one of `MODES`: the ranks whose gradients a round waits for.
-        quorum: with "quorum", how many gradients a round waits for, from 1 to the number of ranks.
-        staleness: the largest number of rounds by which a gradient may come late.
+        options: the reduction's; its sync is one of `MODES`.
         seed: decides which ranks are drawn with "majority".
         before: rounds that the training had before this channel, so that it goes on with other draws.
         holds_again: a round whose sum is not finite is discarded, and its finite gradients are requeued.
-
-    Raises:
-        InvalidError: there is no such mode.
     """
 
-    mode: str
-    quorum: int = 1
-    staleness: int = 4
+    options: GradientOptions
     seed: int = 0
     before: int = 0
     holds_again: bool = False
-
-    def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise InvalidError(f"mode ({self.mode!r}): must be one of {', '.join(map(repr, MODES))}")
 
     def described(self, hosts: Sequence[int], plan: int, segment_nbytes: int) -> ctypes.Structure:
         """Give the engine's form.
@@ -58,11 +52,12 @@ class Partial:
             plan: the handle of a plan that sums the table of who takes part.
             segment_nbytes: the size of its segments.
         """
-        return spec.Partial(
-            sync=MODES.index(self.mode),
+        options = {name: getattr(self.options, name) for name in ENGINE_TYPES}
+        return spec.filled(
+            spec.Partial,
+            **{**options, "quorum": self.options.quorum or 1},
+            sync=MODES.index(self.options.sync),
             holds_again=self.holds_again,
-            quorum=self.quorum,
-            staleness=self.staleness,
             before=self.before,
             seed=self.seed,
             plan=plan,

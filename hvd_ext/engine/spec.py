@@ -49,6 +49,19 @@ def parse(text: str) -> dict[str, type[ctypes.Structure]]:
     return structs
 
 
+def filled(struct: type[ctypes.Structure], **values: Any) -> ctypes.Structure:
+    """Make a struct whose fields have the values of the same names.
+
+    Raises:
+        NativeLibraryError: a value has no field, or a field no value.
+    """
+    fields = {name for name, *_ in struct._fields_}
+    for name in sorted(fields ^ values.keys()):
+        rule = "has no value" if name in fields else "must be a field of it: add it to tf_ops/engine/spec.def"
+        raise NativeLibraryError(f"{struct.__name__}: {name!r} {rule}")
+    return struct(**values)
+
+
 def _text() -> str:
     sources = libraries.native_sources()
     if sources is None:

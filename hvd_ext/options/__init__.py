@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import environment
+from hvd_ext.simulation.modes import Mode
 
 if TYPE_CHECKING:
     from hvd_ext.topology.tree import Tree
@@ -32,7 +33,7 @@ Algorithm = Literal[
 ]
 SparseAlgorithm = Literal["gtopk", "hitopk", "naive_allgather"]
 # Whose gradients a step waits for (docs/stragglers.md); "auto" is a quorum that the job chooses.
-Sync = Literal["full", "solo", "majority", "quorum", "auto"]
+Sync = Literal[Mode, "auto"]
 SYNCS: tuple[str, ...] = get_args(Sync)
 
 

@@ -195,6 +195,11 @@ def words(first: str, second: str) -> str:
     return REFUSED.get(frozenset({first, second}), "")
 
 
+def refused(features: frozenset[str]) -> str:
+    """Return the error message of the first pair of some features that is refused; "" if each pair works."""
+    return next((words for pair, words in REFUSED.items() if pair <= features), "")
+
+
 def pairs() -> tuple[Pair, ...]:
     """Return every pair of features.
 

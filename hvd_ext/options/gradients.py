@@ -7,109 +7,48 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
-import warnings
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from hvd_ext.compression import Codec, from_text
 from hvd_ext.errors import InvalidError
-from hvd_ext.options import (
-    SYNCS,
-    Algorithm,
-    Average,
-    Compression,
-    Options,
-    ReduceOp,
-    SetOfRanks,
-    SparseAlgorithm,
-    Sum,
-    Sync,
-    check_compression,
-    compatibility,
-)
+from hvd_ext.options import SYNCS, Average, Compression, Options, SetOfRanks, Sum, check_compression, compatibility
+from hvd_ext.options.reduction import OPTIONS, ReductionOptions, compared
 
 if TYPE_CHECKING:
     from hvd_ext.job.process_sets import ProcessSet
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class GradientOptions:
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class GradientOptions(ReductionOptions):
     """How gradients are reduced over the ranks; equal on all ranks, which compare their options in the first step.
-
-    Args:
-        op: `Average` or `Sum` of the ranks' gradients.
-        algorithm: "auto" or the name of an allreduce algorithm; None for the algorithm of `init`. With a `TopK`, the
-            name of an algorithm for top-k gradients ("hitopk", "naive_allgather", "gtopk"); None for "hitopk".
-        bucket_nbytes: the approximate size in bytes of the buckets in which gradients are sent together; None for that
-            of `init`.
-        buckets: as `Options` takes it; None for that of `init`. The user's groups take precedence.
-        compression: how float32 gradients are sent: a `Compression`; a `TopK` or `Sign` to send less between hosts; or
-            None for that of `init`.
-        sparse_as_dense: convert `tf.IndexedSlices` to dense gradients before they are sent.
-        gradient_predivide_factor: a factor f: with `Average`, gradients are divided by f before the sum, and the sum is
-            divided by size/f.
-        backward_passes_per_step: how many gradients each rank adds up before one reduction and one update.
-        average_aggregated_gradients: divide the added gradients by backward_passes_per_step; if False, keep their sum.
-        groups: a number of buckets, or lists of variables that are reduced together; None or 0 for buckets of
-            bucket_nbytes.
-        process_set: the ranks that reduce among themselves; None for all.
-        scale_local_gradients: divide the gradients of local variables, which are not reduced, by the number of ranks.
-        check_every: the ranks compare a checksum of their weights after every so many steps; 0 for never. Only
-            optimizers do this.
-        check_start: the ranks compare a checksum of their weights once, before the first update. A tape compares them
-            after its first step, so that a program may broadcast its variables during that step.
-        sync: whose gradients a step waits for: "full", those of all ranks; "solo", the first; "majority", those of a
-            rank drawn for each step; "quorum", the first `quorum` of them; "auto", a quorum that the job chooses.
-        quorum: with sync="quorum", how many gradients a step waits for, from 1 to the number of ranks; else None.
-        staleness: unless sync is "full", the largest number of steps by which a gradient may come late.
-        delay: 1: a step returns the result of the step before it, so that computation hides communication; only with
-            sync="full". The first step returns nothing.
 
     Raises:
         InvalidError: a value breaks its rule, or two values exclude each other; the message says what to do.
         PlanError: no algorithm has this name.
     """
 
-    op: ReduceOp = Average
-    algorithm: Algorithm | SparseAlgorithm | None = None
-    bucket_nbytes: int | None = None
-    buckets: str | Path | None = None
-    compression: Compression | Codec | None = None
-    sparse_as_dense: bool = False
-    gradient_predivide_factor: float = 1.0
-    backward_passes_per_step: int = 1
-    average_aggregated_gradients: bool = False
-    groups: int | Sequence[Sequence[Any]] | None = None
-    process_set: ProcessSet | None = None
-    scale_local_gradients: bool = True
-    check_every: int = 0
-    check_start: bool = True
-    sync: Sync = "full"
-    quorum: int | None = None
-    staleness: int = 4
-    delay: int = 0
-
     def __post_init__(self) -> None:
         if self.compression is not None and not isinstance(self.compression, Codec):
             object.__setattr__(self, "compression", _checked_compression(self.compression))
-        Options().replace(op=self.op, algorithm=self.algorithm, bucket_nbytes=self.bucket_nbytes, buckets=self.buckets)
+        _defaults().replace(**{**self._of_channel(), "algorithm": self.algorithm})
         _check_algorithm(self.algorithm, self.topk)
-        for field in ("sparse_as_dense", "average_aggregated_gradients", "scale_local_gradients", "check_start"):
-            if not isinstance(getattr(self, field), bool):
-                raise InvalidError(f"{field} ({getattr(self, field)!r}): must be True or False")
+        for field in OPTIONS:
+            if field.type == "bool" and not isinstance(getattr(self, field.name), bool):
+                raise InvalidError(f"{field.name} ({getattr(self, field.name)!r}): must be True or False")
         factor = self.gradient_predivide_factor
         if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
             raise InvalidError(f"gradient_predivide_factor ({factor!r}): must be a number above 0")
-        if factor != 1 and self.op == Sum:
-            raise InvalidError(compatibility.words("predivide", "op=Sum"))
         passes = self.backward_passes_per_step
         if not _is_whole(passes) or passes < 1:
             raise InvalidError(f"backward_passes_per_step ({passes!r}): must be a whole number from 1")
         if not _is_whole(self.check_every) or self.check_every < 0:
             raise InvalidError(f"check_every ({self.check_every!r}): must be a whole number of steps, 0 for never")
         _check_sync(self)
+        if refused := compatibility.refused(self.features):
+            raise InvalidError(refused)
         object.__setattr__(self, "groups", _checked_groups(self.groups))
         object.__setattr__(self, "process_set", _checked_set(self.process_set))
 
@@ -132,7 +71,7 @@ class GradientOptions:
         """
         import yaml
 
-        known = [field.name for field in dataclasses.fields(cls)]
+        known = [field.name for field in OPTIONS]
         for name in texts:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
@@ -156,25 +95,28 @@ class GradientOptions:
         """The codec with error feedback; None if all elements are sent."""
         return self.compression if isinstance(self.compression, Codec) else None
 
+    @property
+    def features(self) -> frozenset[str]:
+        """The keys of `compatibility.FEATURES` that these options ask for."""
+        asking = [field for field in OPTIONS if field.metadata["feature"]]
+        features = {
+            field.metadata["feature"]
+            for field in asking
+            if getattr(self, field.name) not in (field.default, Compression.none)
+        }
+        return frozenset(features if self.topk is None else features - {"compression"} | {"top-k"})
+
     def for_channel(self, job: Options) -> Options:
         """Return the options of a channel.
 
         Args:
             job: the options of `init`, which apply where these options are None.
         """
-        if self.topk is not None:  # gradients that TopK does not take are reduced with the options of the job
-            return job.replace(op=self.op, bucket_nbytes=self.bucket_nbytes, buckets=self.buckets)
-        return job.replace(
-            op=self.op,
-            algorithm=self.algorithm,
-            bucket_nbytes=self.bucket_nbytes,
-            buckets=self.buckets,
-            compression=self.compression,
-        )
+        return job.replace(**self._of_channel())
 
     def keywords(self) -> dict[str, Any]:
         """Return the keyword arguments that make these options."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {field.name: getattr(self, field.name) for field in OPTIONS}
 
     def changed(self) -> tuple[str, ...]:
         """Return the names of the options that are not at their defaults."""
@@ -198,20 +140,7 @@ class GradientOptions:
 
     def described(self) -> dict[str, Any]:
         """Return the values that must be equal on all ranks besides the options of the channel and the groups."""
-        names = (
-            "sparse_as_dense",
-            "gradient_predivide_factor",
-            "backward_passes_per_step",
-            "average_aggregated_gradients",
-            "scale_local_gradients",
-            "check_every",
-            "check_start",
-            "sync",
-            "quorum",
-            "staleness",
-            "delay",
-        )
-        values = {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in compared("value")}
         if self.topk is not None:
             values["sparse algorithm"] = self.sparse_algorithm
             values |= {f"{type(self.topk).__name__}'s {name}": value for name, value in self.topk.described().items()}
@@ -227,23 +156,15 @@ class GradientOptions:
         """The algorithm for top-k gradients."""
         return self.algorithm or "hitopk"
 
+    def _of_channel(self) -> dict[str, Any]:
+        # gradients that TopK does not take are reduced with the job's algorithm and compression
+        of_job = () if self.topk is None else ("algorithm", "compression")
+        return {name: getattr(self, name) for name in compared("channel") if name not in of_job}
 
-def groups_of(groups: int | Sequence[Sequence[Any]] | None, num_groups: int) -> int | Sequence[Sequence[Any]] | None:
-    """Merge the keyword `groups` with Horovod's older `num_groups`; a public function must call this directly.
 
-    A DeprecationWarning at the user's line says what `num_groups` is called now.
-
-    Args:
-        groups: the newer keyword, which takes precedence.
-        num_groups: Horovod's older keyword; 0 if it was not given.
-
-    Returns:
-        The groups for `GradientOptions`.
-    """
-    if not num_groups:
-        return groups
-    warnings.warn("num_groups is called groups now", DeprecationWarning, stacklevel=3)
-    return num_groups if groups is None else groups
+@functools.cache
+def _defaults() -> Options:
+    return Options()
 
 
 def _checked_compression(compression: Any) -> Compression:
@@ -287,12 +208,6 @@ def _check_sync(options: GradientOptions) -> None:
         raise InvalidError(f"staleness ({staleness!r}): must be a whole number of steps from 0")
     if delay not in (0, 1) or isinstance(delay, bool):
         raise InvalidError(f"delay ({delay!r}): must be 0 or 1")
-    if delay and sync != "full":
-        raise InvalidError(compatibility.words("partial rounds", "delay"))
-    if options.topk is not None and sync != "full":
-        raise InvalidError(compatibility.words("top-k", "partial rounds"))
-    if options.topk is not None and delay:
-        raise InvalidError(compatibility.words("top-k", "delay"))
 
 
 def _is_whole(value: object) -> TypeGuard[int]:

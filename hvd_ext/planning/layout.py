@@ -388,12 +388,13 @@ def _exchanged(step: _Step, divided: _Divided) -> list[str | None]:
 
 def _selection(topk: Codec, momentum: Momentum | None, dense_above: float) -> Selection:
     """Convert the user's options to the engine's."""
-    return Selection(
-        dense_above=dense_above,
-        momentum=None if momentum is None else momentum.value,
-        nesterov=momentum is not None and momentum.nesterov,
-        density=topk.schedule.densities[-1],
-        codec=topk.name,
-        entry_nbytes=topk.entry_nbytes,
-        **topk.selection(),
-    )
+    named = {field.name for field in dataclasses.fields(Selection)} & topk.described().keys()
+    values = {name: getattr(topk, name) for name in named} | {
+        "dense_above": dense_above,
+        "momentum": None if momentum is None else momentum.value,
+        "nesterov": momentum is not None and momentum.nesterov,
+        "density": topk.schedule.densities[-1],
+        "codec": topk.name,
+        "entry_nbytes": topk.entry_nbytes,
+    }
+    return Selection(**(values | topk.selection()))

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_ext.errors import InvalidError
+from hvd_ext.simulation.modes import MODES
 
-MODES = ("full", "solo", "majority", "quorum")
 _BITS = (1 << 64) - 1
 
 Seconds = npt.NDArray[np.float64]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvd_ext.errors import InvalidError
+from hvd_ext.simulation.modes import MODES
 from hvd_ext.simulation.rounds import Rules, Seconds, play
 
 STEPS = 1000
@@ -109,7 +110,7 @@ def rules_of(mode: str, staleness: int, ranks: int) -> Rules:
         InvalidError: there is no such mode, or the quorum does not fit.
     """
     name, colon, rest = mode.partition(":")
-    if name not in ("full", "delay", "solo", "majority", "quorum") or bool(colon) != (name == "quorum"):
+    if name not in (*MODES, "delay") or bool(colon) != (name == "quorum"):
         raise InvalidError(f"sync {mode!r}: must be full, delay, solo, majority or quorum:Q")
     if name == "quorum" and not (rest.isdecimal() and 1 <= int(rest) <= ranks):
         raise InvalidError(f"sync {mode!r}: must be a number of ranks, in [1, {ranks}]")

@@ -23,6 +23,7 @@ import numpy as np
 from hvd_ext.engine.partial import Partial
 from hvd_ext.job import consensus, process, runtime
 from hvd_ext.options import Sum
+from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.planning.layout import layout
 from hvd_ext.planning.tensors import Tensor
 
@@ -34,7 +35,9 @@ job, rank, size = runtime.current(), process.rank(), process.size()
 tensors = [Tensor("g", (1000,), "float32"), Tensor("n", (2,), "float64")]
 
 def train(mode):
-    channel = job.open(mode, layout(job.tree, tensors, Sum), Partial(mode, size // 2, TAU, seed=7))
+    quorum = size // 2 if mode == "quorum" else None
+    partial = Partial(GradientOptions(sync=mode, quorum=quorum, staleness=TAU), seed=7)
+    channel = job.open(mode, layout(job.tree, tensors, Sum), partial)
     generator, delays = np.random.default_rng(rank), random.Random(rank)
     weights = np.ones(1000, np.float32)
     velocity = np.zeros(1000, np.float32)

@@ -11,6 +11,7 @@ from hvd_ext import options
 from hvd_ext.engine.partial import Partial
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, runtime
+from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.planning.layout import layout
 from hvd_ext.planning.tensors import Tensor
 
@@ -33,7 +34,9 @@ def _gradients(rank: int, step: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(("mode", "staleness"), [("solo", 3), ("majority", 0), ("quorum", 3)])
 def test_results_are_those_of_a_replay_and_what_is_left_is_held(hvd, mode, staleness) -> None:
-    job, channel = _opened(f"{mode} {staleness}", Partial(mode, (hvd.size() + 1) // 2, staleness, seed=5))
+    quorum = (hvd.size() + 1) // 2 if mode == "quorum" else None
+    given = GradientOptions(sync=mode, quorum=quorum, staleness=staleness)
+    job, channel = _opened(f"{mode} {staleness}", Partial(given, seed=5))
     rank, size = hvd.rank(), hvd.size()
     outputs = [np.empty(elements, np.float32) for elements in SIZES]
     inputs = [np.empty(elements, np.float32) for elements in SIZES]
@@ -69,7 +72,7 @@ def test_results_are_those_of_a_replay_and_what_is_left_is_held(hvd, mode, stale
 
 
 def test_staleness_0_has_the_bits_of_a_channel_that_waits_for_all(hvd) -> None:
-    job, partial = _opened("eager", Partial("solo", staleness=0), wire="bfloat16")
+    job, partial = _opened("eager", Partial(GradientOptions(sync="solo", staleness=0)), wire="bfloat16")
     _, plain = _opened("plain", None, wire="bfloat16")
     generator = np.random.default_rng(hvd.rank())
     for _ in range(10):
@@ -87,10 +90,8 @@ def test_what_a_channel_cannot_do_is_refused(hvd) -> None:
     with pytest.raises(InvalidError, match="wait for all ranks"):
         job.engine.flush(plain)
     with pytest.raises(InvalidError, match="quorum"):
-        _opened("too many", Partial("quorum", hvd.size() + 1))
-    with pytest.raises(InvalidError, match="mode"):
-        Partial("sola")
-    _, partial = _opened("held", Partial("solo"))
+        _opened("too many", Partial(GradientOptions(sync="quorum", quorum=hvd.size() + 1)))
+    _, partial = _opened("held", Partial(GradientOptions(sync="solo")))
     with pytest.raises(InvalidError, match="elements"):
         job.engine.read_held(partial, 0, np.empty(2, np.float32))
     with pytest.raises(InvalidError, match="elements"):

@@ -132,7 +132,9 @@ def test_what_was_held_is_applied_after_a_restart() -> None:
 def test_another_number_of_ranks_holds_the_scaled_sum_on_rank_0(op: Any) -> None:
     job = runtime.current()
     tensors = [Tensor("a", (2,), "float32"), Tensor("b", (3,), "bfloat16")]
-    channel = registration.open_channel("held", tensors, job.options.replace(op=op), partial=Partial("solo"))
+    channel = registration.open_channel(
+        "held", tensors, job.options.replace(op=op), partial=Partial(GradientOptions(sync="solo"))
+    )
     states = [
         {"ranks": np.array(4), "rounds": np.array(17), "0/a": np.array([rank, 1.0], np.float32)} for rank in range(4)
     ]
@@ -150,7 +152,9 @@ def test_another_number_of_ranks_holds_the_scaled_sum_on_rank_0(op: Any) -> None
 
 def test_files_that_cannot_be_read_are_named(caplog: pytest.LogCaptureFixture) -> None:
     job = runtime.current()
-    channel = registration.open_channel("torn", [Tensor("a", (2,), "float32")], job.options, partial=Partial("solo"))
+    channel = registration.open_channel(
+        "torn", [Tensor("a", (2,), "float32")], job.options, partial=Partial(GradientOptions(sync="solo"))
+    )
     Held(channel, GradientOptions(sync="solo"), job).load(None, lambda: [{"rounds": np.array(1)}])
     assert ("are dropped" in caplog.text) == (job.engine.rank == 0)
     assert not job.engine.holds(channel.handle)

@@ -331,8 +331,8 @@ def main(text: str) -> None:
                 return None
             found = runtime.current().engine.rounds(channel.handle, before + 1, count)
             return {
-                "mode": channel.partial.mode,
-                "quorum": int(one.policy.save().get("quorum", channel.partial.quorum)),
+                "mode": channel.partial.options.sync,
+                "quorum": int(one.policy.save().get("quorum", channel.partial.options.quorum or 1)),
                 "seed": channel.partial.seed,
                 "before": channel.partial.before + before,
                 "arrived": (found.arrived - before).tolist(),

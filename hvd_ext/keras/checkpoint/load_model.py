@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import tempfile
@@ -13,13 +14,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import CheckpointError, InvalidError
 from hvd_ext.job import consensus, runtime
-from hvd_ext.job.process_sets import ProcessSet
 from hvd_ext.keras.optimizers.optimizer import wrap
-from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm, Sync
-from hvd_ext.options.gradients import GradientOptions, groups_of
+from hvd_ext.options import faces
+from hvd_ext.options.reduction import option
 from hvd_ext.state.manifest import described
 from hvd_ext.tensorflow.collectives.objects import broadcast_object
 
@@ -31,39 +30,24 @@ _PIECE_NBYTES = 32 << 20
 _FOLDER = "a folder"
 
 
-def load_model(
-    filepath: str | os.PathLike[str],
-    custom_optimizers: Sequence[type] | None = None,
-    custom_objects: Mapping[str, Any] | None = None,
-    *,
-    compile: bool = True,
-    safe_mode: bool = True,
-    root_rank: int | None = None,
-    legacy_opts: bool = False,
-    name: str | None = None,
-    op: ReduceOp = Average,
-    compression: Compression | TopK | None = None,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    groups: int | Sequence[Sequence[Any]] | None = None,
-    process_set: ProcessSet | None = None,
-    scale_local_gradients: bool = True,
-    algorithm: Algorithm | SparseAlgorithm | None = None,
-    bucket_nbytes: int | None = None,
-    buckets: str | Path | None = None,
-    check_every: int = 0,
-    check_start: bool = True,
-    sync: Sync = "full",
-    quorum: int | None = None,
-    staleness: int = 4,
-    delay: int = 0,
-    num_groups: int = 0,
-    device_dense: str = "",
-    device_sparse: str = "",
-    use_locking: bool = False,
-) -> keras.Model:
+@dataclasses.dataclass(frozen=True, eq=False)
+class LoadArguments(faces.Arguments):
+    """The arguments of `load_model`."""
+
+    filepath: str | os.PathLike[str]
+    custom_optimizers: Sequence[type] | None = None
+    custom_objects: Mapping[str, Any] | None = None
+    _: dataclasses.KW_ONLY
+    compile: bool = True
+    safe_mode: bool = True
+    root_rank: int | None = None
+    legacy_opts: bool = False
+    name: str | None = None
+    use_locking: bool = option(False, "see device_dense.")
+
+
+@faces.takes(LoadArguments, as_for="hvd_ext.DistributedOptimizer")
+def load_model(arguments: LoadArguments) -> keras.Model:
     """Load a model that was saved with or without the wrapper, and wrap its optimizer.
 
     The model is one of Keras 3, or of tf_keras where the environment variable TF_USE_LEGACY_KERAS makes tf.keras that.
@@ -87,7 +71,6 @@ def load_model(
         legacy_opts: must be False with Keras 3, which has no legacy optimizers; with tf_keras it changes nothing, since
             the file says what its optimizer is.
         name: the optimizer's name in messages; None for its class's name.
-        op: as for `hvd_ext.DistributedOptimizer`, and so are all that follow.
 
     Returns:
         The model. If it was saved without an optimizer it has none: wrap the one that you give to `compile`.
@@ -97,38 +80,20 @@ def load_model(
         MismatchError: the ranks have different values of root_rank.
         InvalidError: there are options for an optimizer, and the file has none; or the optimizer cannot be wrapped.
     """
-    if legacy_opts and _library() is keras:
+    if arguments.legacy_opts and _library() is keras:
         raise InvalidError(
-            f"load_model: legacy_opts ({legacy_opts!r}): must be False; Keras 3 has no legacy optimizers. Set "
-            "TF_USE_LEGACY_KERAS=1 to load models of tf_keras"
+            f"load_model: legacy_opts ({arguments.legacy_opts!r}): must be False; Keras 3 has no legacy optimizers. "
+            "Set TF_USE_LEGACY_KERAS=1 to load models of tf_keras"
         )
-    options = GradientOptions(
-        op=op,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        groups=groups_of(groups, num_groups),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        algorithm=algorithm,
-        bucket_nbytes=bucket_nbytes,
-        buckets=buckets,
-        check_every=check_every,
-        check_start=check_start,
-        sync=sync,
-        quorum=quorum,
-        staleness=staleness,
-        delay=delay,
-    )
+    options, filepath, root_rank = arguments.options(), arguments.filepath, arguments.root_rank
     where = f"load_model ({os.fspath(filepath)})"
-    objects = {**(custom_objects or {}), **{cls.__name__: cls for cls in custom_optimizers or ()}}
+    custom = {cls.__name__: cls for cls in arguments.custom_optimizers or ()}
+    objects = {**(arguments.custom_objects or {}), **custom}
 
     def loaded(path: Path) -> keras.Model:
-        model = _loaded(path, objects, compile, safe_mode, where)
+        model = _loaded(path, objects, arguments.compile, arguments.safe_mode, where)
         if getattr(model, "optimizer", None) is not None:
-            model.optimizer = wrap(model.optimizer, name, options)
+            model.optimizer = wrap(model.optimizer, arguments.name, options)
         elif options.changed():
             given = ", ".join(options.changed())
             raise InvalidError(

@@ -24,7 +24,7 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.keras.optimizers import checks, models
 from hvd_ext.keras.optimizers.keras2_accumulation import Accumulation, Pairs
 from hvd_ext.keras.optimizers.wrapper import Distributed, put_in_front
-from hvd_ext.options import Sum, compatibility as features
+from hvd_ext.options import Sum, compatibility
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import identity, kinds
@@ -72,10 +72,8 @@ def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
         InvalidError: the optimizer cannot be wrapped; the message says what to do.
     """
     _check(optimizer)
-    if options.topk is not None:
-        raise InvalidError(f"optimizer {label!r}: {features.words('top-k', 'Keras 2')}")
-    if options.partial or options.delay:
-        raise InvalidError(f"optimizer {label!r}: {features.words('partial rounds', 'Keras 2')}")
+    if refused := compatibility.refused(options.features | {"Keras 2"}):
+        raise InvalidError(f"optimizer {label!r}: {refused}")
     if options.check_every:
         raise InvalidError(f"check_every ({options.check_every}): is not supported for optimizers of tf_keras")
     model_class = sys.modules["tf_keras"].Model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 import weakref
@@ -12,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from hvd_ext.compression.topk import TopK
 from hvd_ext.engine import versions
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, process_sets
-from hvd_ext.job.process_sets import ProcessSet
 from hvd_ext.keras.optimizers import models
 from hvd_ext.keras.optimizers.layerwise import Layerwise
 from hvd_ext.keras.optimizers.momentum import MomentumTaken, momentum_of
@@ -29,8 +28,9 @@ from hvd_ext.keras.optimizers.wrapper import (
     refuse_global_norm,
     updates,
 )
-from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm, Sync
-from hvd_ext.options.gradients import GradientOptions, groups_of
+from hvd_ext.options import faces
+from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.options.reduction import option
 from hvd_ext.tensorflow import devices
 from hvd_ext.tensorflow.gradients import distribution, explanation, identity
 from hvd_ext.tensorflow.gradients.channel import Channel
@@ -46,33 +46,26 @@ __all__ = ["Distributed", "DistributedOptimizer", "PartialDistributedOptimizer",
 _ADAFACTOR_EPSILON = 1e-12
 
 
-def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
-    optimizer: Any,
-    name: str | None = None,
-    *,
-    op: ReduceOp = Average,
-    compression: Compression | TopK | None = None,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    groups: int | Sequence[Sequence[Any]] | None = None,
-    process_set: ProcessSet | None = None,
-    scale_local_gradients: bool = True,
-    algorithm: Algorithm | SparseAlgorithm | None = None,
-    bucket_nbytes: int | None = None,
-    buckets: str | Path | None = None,
-    check_every: int = 0,
-    check_start: bool = True,
-    sync: Sync = "full",
-    quorum: int | None = None,
-    staleness: int = 4,
-    delay: int = 0,
-    num_groups: int = 0,
-    device_dense: str = "",
-    device_sparse: str = "",
-    use_locking: bool = False,
-) -> WrappedOptimizer:
+@dataclasses.dataclass(frozen=True, eq=False)
+class OptimizerArguments(faces.Arguments):
+    """The arguments of `DistributedOptimizer`."""
+
+    optimizer: Any
+    name: str | None = None
+    _: dataclasses.KW_ONLY
+    use_locking: bool = option(False, "see device_dense.")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PartialOptimizerArguments(OptimizerArguments):
+    """The arguments of `PartialDistributedOptimizer`."""
+
+    _: dataclasses.KW_ONLY
+    local_layers: Any = None
+
+
+@faces.takes(OptimizerArguments)
+def DistributedOptimizer(arguments: OptimizerArguments) -> WrappedOptimizer:  # noqa: N802 - Horovod's name
     """Make an optimizer reduce its gradients over all ranks before every update, in `fit` and in loops of your own.
 
     The optimizer itself is changed and returned: it keeps its state and its class name, and it is saved as the plain
@@ -88,35 +81,6 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
     Args:
         optimizer: an optimizer of Keras 3, which may be a `LossScaleOptimizer`, or of tf_keras (Keras 2).
         name: its name in messages; None: the name of its class.
-        op: `hvd_ext.Average` or `hvd_ext.Sum` of the ranks' gradients.
-        compression: how float32 gradients are sent: `hvd_ext.Compression.fp16` or `.bf16`, or a `hvd_ext.TopK`, which
-            sends the largest elements only (docs/topk.md). None: that of `init`.
-        sparse_as_dense: make `tf.IndexedSlices` dense before they are sent.
-        gradient_predivide_factor: f: gradients are divided by f before the sum, and the sum by size/f; with `Average`.
-        backward_passes_per_step: the number of passes whose gradients each rank adds up before one reduction and one
-            update.
-        average_aggregated_gradients: divide these sums by backward_passes_per_step.
-        groups: a number of buckets, or lists of variables, one for each bucket; None: buckets of bucket_nbytes.
-        process_set: the ranks that reduce among themselves; None: all.
-        scale_local_gradients: divide the gradients of local variables, which are not reduced, by the number of ranks.
-        algorithm: "auto" or an allreduce algorithm; None: that of `init`. With a `TopK` an algorithm for top-k
-            gradients; None: "hitopk".
-        bucket_nbytes: about the size of a bucket; None: that of `init`.
-        buckets: "auto", a way to divide gradients into buckets, or a file of `hvd_ext.explain` (docs/buckets.md); None:
-            that of `init`.
-        check_every: the number of steps after which the ranks compare a checksum of their weights again; 0: never.
-        check_start: compare the ranks' weights before the first update (docs/training.md).
-        sync: whose gradients a step waits for (docs/stragglers.md): "full", those of all ranks; "solo", the first;
-            "majority", those of a rank drawn for each step; "quorum", the first `quorum` of them; "auto", a quorum that
-            the job chooses. Gradients that come late enter a later step.
-        quorum: with sync="quorum", how many gradients a step waits for, from 1 to the number of ranks.
-        staleness: the largest number of steps by which a gradient may come late.
-        delay: 1: a step applies the gradients of the step before it, so that computation hides communication;
-            only with sync="full".
-        num_groups: Horovod's older name for groups.
-        device_dense: accepted for Horovod's sake, like device_sparse and use_locking; changes nothing.
-        device_sparse: see device_dense.
-        use_locking: see device_dense.
 
     Returns:
         The same object; under mixed_float16 the loss-scale optimizer around it.
@@ -126,57 +90,11 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
             the message says what to do.
         PlanError: there is no algorithm of this name.
     """
-    options = GradientOptions(
-        op=op,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        groups=groups_of(groups, num_groups),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        algorithm=algorithm,
-        bucket_nbytes=bucket_nbytes,
-        buckets=buckets,
-        check_every=check_every,
-        check_start=check_start,
-        sync=sync,
-        quorum=quorum,
-        staleness=staleness,
-        delay=delay,
-    )
-    return wrap(optimizer, name, options)
+    return wrap(arguments.optimizer, arguments.name, arguments.options())
 
 
-def PartialDistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
-    optimizer: Any,
-    name: str | None = None,
-    *,
-    local_layers: Any = None,
-    op: ReduceOp = Average,
-    compression: Compression | TopK | None = None,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    groups: int | Sequence[Sequence[Any]] | None = None,
-    process_set: ProcessSet | None = None,
-    scale_local_gradients: bool = True,
-    algorithm: Algorithm | SparseAlgorithm | None = None,
-    bucket_nbytes: int | None = None,
-    buckets: str | Path | None = None,
-    check_every: int = 0,
-    check_start: bool = True,
-    sync: Sync = "full",
-    quorum: int | None = None,
-    staleness: int = 4,
-    delay: int = 0,
-    num_groups: int = 0,
-    device_dense: str = "",
-    device_sparse: str = "",
-    use_locking: bool = False,
-) -> WrappedOptimizer:
+@faces.takes(PartialOptimizerArguments, as_for="hvd_ext.DistributedOptimizer")
+def PartialDistributedOptimizer(arguments: PartialOptimizerArguments) -> WrappedOptimizer:  # noqa: N802 - Horovod's name
     """Make an optimizer reduce its gradients over all ranks, except for those of some layers.
 
     Args:
@@ -184,7 +102,6 @@ def PartialDistributedOptimizer(  # noqa: N802 - the name that users of Horovod 
         name: its name in messages; None for its class's name.
         local_layers: a layer or several, whose gradients are not reduced; by default they are divided by the number of
             ranks (scale_local_gradients). They may differ from rank to rank, and need not be built yet.
-        op: as for `hvd_ext.DistributedOptimizer`, and so are all that follow.
 
     Returns:
         The wrapped optimizer.
@@ -194,27 +111,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - the name that users of Horovod 
             `hvd_ext.DistributedOptimizer`.
         PlanError: as `hvd_ext.DistributedOptimizer`.
     """
-    options = GradientOptions(
-        op=op,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        groups=groups_of(groups, num_groups),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        algorithm=algorithm,
-        bucket_nbytes=bucket_nbytes,
-        buckets=buckets,
-        check_every=check_every,
-        check_start=check_start,
-        sync=sync,
-        quorum=quorum,
-        staleness=staleness,
-        delay=delay,
-    )
-    return wrap(optimizer, name, options, _layers(local_layers))
+    return wrap(arguments.optimizer, arguments.name, arguments.options(), _layers(arguments.local_layers))
 
 
 def wrap(

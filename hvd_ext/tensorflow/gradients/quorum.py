@@ -53,7 +53,7 @@ class AutoQuorum:
             recent = self._job.engine.rounds(self._channel.handle, first, EVERY)
             partial = self._channel.partial
             assert partial is not None
-            speeds = speeds_of(recent, partial.staleness)
+            speeds = speeds_of(recent, partial.options.staleness)
             if speeds:
                 self.set(chosen(speeds))
                 banner.say(self._job, f"{self._channel.name}: after round {step - 1}: {why(speeds)}")

@@ -14,6 +14,7 @@ trace a pattern that is new to them; all ranks must then reach a new pattern tog
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.job import banner, consensus, runtime
 from hvd_ext.options import Options, is_file
 from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.options.reduction import compared
 from hvd_ext.planning.layout import Groups, Layout, layout
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import DTYPES, Tensor
@@ -236,13 +238,10 @@ def _described(where: str, tensors: Sequence[Tensor], options: Options, groups: 
             )
         if not all(isinstance(dimension, int) and dimension >= 0 for dimension in tensor.shape):
             raise InvalidError(f"{where}, {tensor.name!r}: the shape {tensor.shape} must be known")
+    of_channel = {name: getattr(options, name) for name in compared("channel")}
     return {
         "options": {
-            "algorithm": options.algorithm,
-            "bucket_nbytes": options.bucket_nbytes,
-            "buckets": options.buckets,
-            "op": options.op.name,
-            "compression": options.compression.name,
+            **{name: value.name if isinstance(value, enum.Enum) else value for name, value in of_channel.items()},
             "groups": groups if isinstance(groups, int) or groups is None else [list(group) for group in groups],
         },
         "tensors": [[tensor.name, tensor.text] for tensor in tensors],

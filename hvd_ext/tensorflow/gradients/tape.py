@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 
-from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import InvalidError
-from hvd_ext.job.process_sets import ProcessSet
-from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm, Sync
-from hvd_ext.options.gradients import GradientOptions, groups_of
+from hvd_ext.options import faces
+from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.options.reduction import ReductionOptions, option
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import kinds, policies
 from hvd_ext.tensorflow.gradients.tape_reducers import reducer_for
@@ -23,31 +21,29 @@ LABEL = "DistributedGradientTape"
 _NONE = tf.UnconnectedGradients.NONE
 
 
-def DistributedGradientTape(  # noqa: N802 - Horovod's name
-    gradtape: tf.GradientTape,
-    *,
-    op: ReduceOp = Average,
-    compression: Compression | TopK | None = None,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    groups: int | Sequence[Sequence[Any]] | None = None,
-    process_set: ProcessSet | None = None,
-    scale_local_gradients: bool = True,
-    algorithm: Algorithm | SparseAlgorithm | None = None,
-    bucket_nbytes: int | None = None,
-    buckets: str | Path | None = None,
-    check_start: bool = True,
-    sync: Sync = "full",
-    quorum: int | None = None,
-    staleness: int = 4,
-    delay: int = 0,
-    num_groups: int = 0,
-    device_dense: str = "",
-    device_sparse: str = "",
-    backward_passes_per_step: Literal[1] = 1,
-    average_aggregated_gradients: Literal[False] = False,
-    check_every: Literal[0] = 0,
-) -> WrappedTape:
+@dataclasses.dataclass(frozen=True, eq=False)
+class TapeArguments(faces.Arguments):
+    """The arguments of `DistributedGradientTape`."""
+
+    gradtape: tf.GradientTape
+    _: dataclasses.KW_ONLY
+    backward_passes_per_step: Literal[1] = option(1, "must be 1, because a tape does not accumulate gradients.")
+    average_aggregated_gradients: Literal[False] = option(
+        False, "must be False, because it is about backward_passes_per_step."
+    )
+    check_every: Literal[0] = option(0, "must be 0, because a tape does not see the weights change.")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PartialTapeArguments(TapeArguments):
+    """The arguments of `PartialDistributedGradientTape`."""
+
+    _: dataclasses.KW_ONLY
+    local_layers: Any = None
+
+
+@faces.takes(TapeArguments)
+def DistributedGradientTape(arguments: TapeArguments) -> WrappedTape:  # noqa: N802 - Horovod's name
     """Make a tape's `gradient` return gradients reduced over the ranks; for loops with a plain optimizer.
 
     The tape itself is changed and returned, so that it may be wrapped before, during or after its recording. All ranks
@@ -57,34 +53,6 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
 
     Args:
         gradtape: a `tf.GradientTape`.
-        op: `hvd_ext.Average` or `hvd_ext.Sum` of the ranks' gradients.
-        compression: the format in which float32 gradients are sent, `hvd_ext.Compression.fp16` or `.bf16`, or a
-            `hvd_ext.TopK` to send only the largest elements (docs/topk.md). None for the compression of `init`.
-        sparse_as_dense: make `tf.IndexedSlices` dense before they are reduced.
-        gradient_predivide_factor: a number f: gradients are divided by f before the sum, and the sum by size/f. Only
-            with `Average`.
-        groups: a number of buckets, or lists of variables that share a bucket; None for buckets of bucket_nbytes.
-        process_set: the ranks that reduce among themselves; None for all.
-        scale_local_gradients: divide the gradients of local variables, which are not reduced, by the number of ranks.
-        algorithm: "auto" or an allreduce algorithm; None for the algorithm of `init`. With a `TopK`, a sparse
-            algorithm; None for "hitopk".
-        bucket_nbytes: the approximate size of a bucket in bytes; None for the size of `init`.
-        buckets: "auto", a way to divide gradients into buckets, or a file of `hvd_ext.explain` (docs/buckets.md); None
-            for that of `init`.
-        check_start: compare the ranks' weights before the second step (docs/training.md).
-        sync: whose gradients a step waits for (docs/stragglers.md): "full", those of all ranks; "solo", the first;
-            "majority", those of a rank drawn for each step; "quorum", the first `quorum` of them; "auto", a quorum that
-            the job chooses. Gradients that come late enter a later step.
-        quorum: with sync="quorum", how many gradients a step waits for, from 1 to the number of ranks.
-        staleness: the largest number of steps by which a gradient may come late.
-        delay: 1: a step returns the gradients of the step before it, so that computation hides communication;
-            only with sync="full".
-        num_groups: Horovod's older name for groups.
-        device_dense: accepted for Horovod's sake, like device_sparse; changes nothing.
-        device_sparse: see device_dense.
-        backward_passes_per_step: must be 1, because a tape does not accumulate gradients.
-        average_aggregated_gradients: must be False, because it is about backward_passes_per_step.
-        check_every: must be 0, because a tape does not see the weights change.
 
     Returns:
         The same object, with `register_local_source` and `get_local_and_global_gradients` added.
@@ -93,60 +61,18 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         InvalidError: the tape cannot be wrapped, or an argument breaks its rule; the message says what to do.
         PlanError: there is no algorithm of this name.
     """
-    _refuse(backward_passes_per_step, average_aggregated_gradients, check_every)
-    options = GradientOptions(
-        op=op,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=groups_of(groups, num_groups),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        algorithm=algorithm,
-        bucket_nbytes=bucket_nbytes,
-        buckets=buckets,
-        check_start=check_start,
-        sync=sync,
-        quorum=quorum,
-        staleness=staleness,
-        delay=delay,
-    )
-    return _wrapped(LABEL, gradtape, (), options)
+    _refuse(arguments)
+    return _wrapped(LABEL, arguments.gradtape, (), arguments.options())
 
 
-def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
-    gradtape: tf.GradientTape,
-    *,
-    local_layers: Any = None,
-    op: ReduceOp = Average,
-    compression: Compression | TopK | None = None,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    groups: int | Sequence[Sequence[Any]] | None = None,
-    process_set: ProcessSet | None = None,
-    scale_local_gradients: bool = True,
-    algorithm: Algorithm | SparseAlgorithm | None = None,
-    bucket_nbytes: int | None = None,
-    buckets: str | Path | None = None,
-    check_start: bool = True,
-    sync: Sync = "full",
-    quorum: int | None = None,
-    staleness: int = 4,
-    delay: int = 0,
-    num_groups: int = 0,
-    device_dense: str = "",
-    device_sparse: str = "",
-    backward_passes_per_step: Literal[1] = 1,
-    average_aggregated_gradients: Literal[False] = False,
-    check_every: Literal[0] = 0,
-) -> WrappedTape:
+@faces.takes(PartialTapeArguments, as_for="hvd_ext.DistributedGradientTape")
+def PartialDistributedGradientTape(arguments: PartialTapeArguments) -> WrappedTape:  # noqa: N802 - Horovod's name
     """Make a tape's `gradient` return reduced gradients, except for the weights of some layers, which are local.
 
     Args:
         gradtape: a `tf.GradientTape`.
         local_layers: a Keras layer or a list of layers. Their gradients are not reduced; they are divided by the number
             of ranks unless scale_local_gradients is False. None for no layer.
-        op: as for `DistributedGradientTape`, and so are all that follow.
 
     Returns:
         The same object.
@@ -155,29 +81,13 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         InvalidError: an element of local_layers is not a layer; and as `DistributedGradientTape`.
         PlanError: as `DistributedGradientTape`.
     """
+    local_layers = arguments.local_layers
     layers = [local_layers] if hasattr(local_layers, "trainable_weights") else list(local_layers or ())
     for layer in layers:
         if not hasattr(layer, "trainable_weights"):
             raise InvalidError(f"local_layers ({layer!r}): must be Keras layers")
-    _refuse(backward_passes_per_step, average_aggregated_gradients, check_every)
-    options = GradientOptions(
-        op=op,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=groups_of(groups, num_groups),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        algorithm=algorithm,
-        bucket_nbytes=bucket_nbytes,
-        buckets=buckets,
-        check_start=check_start,
-        sync=sync,
-        quorum=quorum,
-        staleness=staleness,
-        delay=delay,
-    )
-    return _wrapped("PartialDistributedGradientTape", gradtape, layers, options)
+    _refuse(arguments)
+    return _wrapped("PartialDistributedGradientTape", arguments.gradtape, layers, arguments.options())
 
 
 @dataclasses.dataclass(eq=False)
@@ -296,22 +206,22 @@ if TYPE_CHECKING:
         """The type of a wrapped tape for type checkers; `_distributed_class` makes the class at run time."""
 
 
-def _refuse(backward_passes_per_step: int, average_aggregated_gradients: bool, check_every: int) -> None:
+def _refuse(options: ReductionOptions) -> None:
     """Refuse options that only optimizers support; a tape returns its gradients at every call."""
-    if backward_passes_per_step != 1:
+    if options.backward_passes_per_step != 1:
         raise InvalidError(
-            f"backward_passes_per_step ({backward_passes_per_step!r}): must be 1, because a tape does not accumulate "
-            "gradients; add the gradients of several plain tapes and call hvd_ext.allreduce, or give the Keras "
-            "optimizer gradient_accumulation_steps and wrap the optimizer instead of the tape"
+            f"backward_passes_per_step ({options.backward_passes_per_step!r}): must be 1, because a tape does not "
+            "accumulate gradients; add the gradients of several plain tapes and call hvd_ext.allreduce, or give the "
+            "Keras optimizer gradient_accumulation_steps and wrap the optimizer instead of the tape"
         )
-    if average_aggregated_gradients:
+    if options.average_aggregated_gradients:
         raise InvalidError(
-            f"average_aggregated_gradients ({average_aggregated_gradients!r}): it needs backward_passes_per_step, "
-            "which a tape does not support; leave it out"
+            f"average_aggregated_gradients ({options.average_aggregated_gradients!r}): it needs "
+            "backward_passes_per_step, which a tape does not support; leave it out"
         )
-    if check_every:
+    if options.check_every:
         raise InvalidError(
-            f"check_every ({check_every!r}): a tape does not see the weights change; give it to "
+            f"check_every ({options.check_every!r}): a tape does not see the weights change; give it to "
             "hvd_ext.DistributedOptimizer"
         )
 

@@ -16,11 +16,9 @@ import tensorflow as tf
 import hvd_ext as hvd
 from hvd_ext import options
 from hvd_ext.compression import selectors
-from hvd_ext.keras.checkpoint import load_model
-from hvd_ext.keras.optimizers import optimizer
-from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.options import faces
+from hvd_ext.options.reduction import ReductionOptions
 from hvd_ext.planning import registry
-from hvd_ext.tensorflow.gradients import tape
 from tests.unit.horovod.horovod_api import FROZEN
 
 # Name -> parameters in order: those of horovod.tensorflow, and of its modules mpi_ops and functions.
@@ -36,13 +34,13 @@ OPEN = {
     "LAMB(options)": "see LARS",
 }
 
-# Our functions that take the options of a reduction, their module, and what they are called with.
-FACES = {
-    "DistributedOptimizer": (optimizer, lambda: [keras.optimizers.SGD()]),
-    "PartialDistributedOptimizer": (optimizer, lambda: [keras.optimizers.SGD()]),
-    "DistributedGradientTape": (tape, lambda: [tf.GradientTape()]),
-    "PartialDistributedGradientTape": (tape, lambda: [tf.GradientTape()]),
-    "load_model": (load_model, lambda: ["model.keras"]),
+# Our functions that take the options of a reduction, and what they are called with.
+FACES: dict[str, Callable[[], list[Any]]] = {
+    "DistributedOptimizer": lambda: [keras.optimizers.SGD()],
+    "PartialDistributedOptimizer": lambda: [keras.optimizers.SGD()],
+    "DistributedGradientTape": lambda: [tf.GradientTape()],
+    "PartialDistributedGradientTape": lambda: [tf.GradientTape()],
+    "load_model": lambda: ["model.keras"],
 }
 # What a tape cannot do, and refuses in words.
 NOT_OF_TAPES = {"backward_passes_per_step", "average_aggregated_gradients", "check_every"}
@@ -104,9 +102,8 @@ def test_the_names_that_an_editor_offers_are_those_that_there_are() -> None:
 def test_every_option_of_a_reduction_is_a_keyword_of_its_own_and_arrives(
     face: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, positional = FACES[face]
-    function = getattr(hvd, face)
-    wanted = {field.name: field for field in dataclasses.fields(GradientOptions)}
+    positional, function = FACES[face], getattr(hvd, face)
+    wanted = {field.name: field for field in dataclasses.fields(ReductionOptions)}
     ours = parameters(function)
     lacking = NOT_OF_TAPES if "Tape" in face else set()
     for name, field in wanted.items():
@@ -122,16 +119,17 @@ def test_every_option_of_a_reduction_is_a_keyword_of_its_own_and_arrives(
     def record(**given: object) -> None:
         raise Arrived(given)
 
-    monkeypatch.setattr(module, "GradientOptions", record)
+    monkeypatch.setattr(faces, "GradientOptions", record)
     values = {name: object() for name in wanted if name not in lacking}
+    defaults = {name: wanted[name].default for name in lacking}
     with pytest.raises(Arrived) as caught:
         function(*positional(), **values, device_dense="/gpu:0", device_sparse="/gpu:0")
-    assert caught.value.args[0] == values
+    assert caught.value.args[0] == values | defaults
     with pytest.warns(DeprecationWarning, match="num_groups") as seen, pytest.raises(Arrived) as caught:
         function(*positional(), num_groups=3)
     assert caught.value.args[0]["groups"] == 3
     assert __file__ in {one.filename for one in seen}
-    with pytest.raises(TypeError, match="compresion"):
+    with pytest.raises(TypeError, match=rf"{face}\(\) got an unexpected keyword argument 'compresion'"):
         function(*positional(), compresion=None)
 
 

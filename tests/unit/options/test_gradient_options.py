@@ -8,7 +8,7 @@ import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, PlanError
 from hvd_ext.job.process_sets import ProcessSet, global_process_set
 from hvd_ext.options import Compression, Options
-from hvd_ext.options.gradients import GradientOptions, groups_of
+from hvd_ext.options.gradients import GradientOptions
 
 
 class NoneCompressor:
@@ -56,15 +56,10 @@ def test_compressions_of_ours_and_horovods_are_one(compression: object) -> None:
     assert GradientOptions(compression=compression).compression is Compression.fp16
 
 
-def test_groups_are_a_number_or_lists_and_horovods_older_name_is_heeded() -> None:
+def test_groups_are_a_number_or_lists() -> None:
     assert GradientOptions(groups=0).groups is None
     assert GradientOptions(groups=3).groups == 3
     assert GradientOptions(groups=[[A], [], [B]]).groups == ((A,), (B,))
-    assert groups_of([[A]], 0) == [[A]]
-    with pytest.warns(DeprecationWarning, match="groups"):
-        assert groups_of(None, 2) == 2
-    with pytest.warns(DeprecationWarning, match="groups"):
-        assert groups_of(3, 2) == 3
 
 
 @pytest.mark.parametrize(
@@ -89,6 +84,7 @@ def test_groups_are_a_number_or_lists_and_horovods_older_name_is_heeded() -> Non
         ("op", 1, "hvd_ext.Average or hvd_ext.Sum"),
         ("bucket_nbytes", 0, "at least 1"),
         ("bucket_nbytes", 1.5, "whole number"),
+        ("sync", "sola", "must be one of 'full', 'solo', 'majority', 'quorum', 'auto'"),
     ],
 )
 def test_values_that_break_a_rule_are_refused_in_words(keyword: str, value: object, words: str) -> None:

@@ -25,4 +25,4 @@ def classes() -> tuple[type[Policy], ...]:
 
 def chosen(options: GradientOptions) -> type[Policy]:
     """Return the class of the policy that options ask for."""
-    return next((policy for policy in classes() if policy.is_asked_for(options)), Policy)
+    return next((policy for policy in classes() if policy.feature in options.features), Policy)

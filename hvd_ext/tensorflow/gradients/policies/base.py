@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 if TYPE_CHECKING:
-    from hvd_ext.options.gradients import GradientOptions
     from hvd_ext.tensorflow.gradients.channel import Channel
     from hvd_ext.tensorflow.gradients.registration import GradientSet
     from hvd_ext.tensorflow.gradients.step import Step
@@ -31,6 +30,8 @@ class Policy:
         gradients: the list.
     """
 
+    # the key of `options.compatibility.FEATURES` by which options ask for it
+    feature = ""
     # the name, in checkpoints, of what it keeps of a step's gradients; a later step applies it, whose loss scale may be
     # another. "": nothing
     keeps = ""
@@ -47,11 +48,6 @@ class Policy:
 
     def __init__(self, gradients: GradientSet) -> None:
         self.gradients = gradients
-
-    @classmethod
-    def is_asked_for(cls, options: GradientOptions) -> bool:
-        """Whether options ask for this policy."""
-        raise NotImplementedError
 
     @classmethod
     def steps_before(cls, own: Arrays | None, everyone: Everyone) -> int | None:

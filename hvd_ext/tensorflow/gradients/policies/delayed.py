@@ -11,7 +11,6 @@ from hvd_ext.tensorflow.gradients.carried import Delayed as Result
 from hvd_ext.tensorflow.gradients.policies.base import Arrays, Everyone, Policy
 
 if TYPE_CHECKING:
-    from hvd_ext.options.gradients import GradientOptions
     from hvd_ext.tensorflow.gradients.channel import Channel
     from hvd_ext.tensorflow.gradients.registration import GradientSet
     from hvd_ext.tensorflow.gradients.step import Step
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 class Delayed(Policy):
     """A step returns the results of the step before it; the first one returns none."""
 
+    feature = "delay"
     keeps = "delayed"
     changes_nothing_alone = False
     may_skip = True
@@ -28,11 +28,6 @@ class Delayed(Policy):
     def __init__(self, gradients: GradientSet) -> None:
         super().__init__(gradients)
         self._result: Result | None = None
-
-    @classmethod
-    def is_asked_for(cls, options: GradientOptions) -> bool:
-        """Whether there is a delay."""
-        return options.delay > 0
 
     def plan(self) -> dict[str, Any]:
         """Return the delay."""

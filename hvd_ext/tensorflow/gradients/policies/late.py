@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ from hvd_ext.tensorflow.gradients.policies.base import Arrays, Everyone, Policy
 from hvd_ext.tensorflow.gradients.quorum import AutoQuorum
 
 if TYPE_CHECKING:
-    from hvd_ext.options.gradients import GradientOptions
     from hvd_ext.tensorflow.gradients.channel import Channel
     from hvd_ext.tensorflow.gradients.registration import GradientSet
     from hvd_ext.tensorflow.gradients.step import Step
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 class Late(Policy):
     """Each step takes the result of its round, whether or not this rank's gradients are in it."""
 
+    feature = "partial rounds"
     keeps = "held"
     changes_nothing_alone = False
     dense_only = True
@@ -31,11 +32,6 @@ class Late(Policy):
     def __init__(self, gradients: GradientSet) -> None:
         super().__init__(gradients)
         self._held: Held | None = None
-
-    @classmethod
-    def is_asked_for(cls, options: GradientOptions) -> bool:
-        """Whether steps do not wait for all ranks."""
-        return options.partial
 
     @classmethod
     def steps_before(cls, own: Arrays | None, everyone: Everyone) -> int | None:
@@ -49,16 +45,10 @@ class Late(Policy):
 
     def plan(self) -> dict[str, Any]:
         """Say what makes the rounds partial."""
-        options, job = self.gradients.options, self.gradients.job
-        auto = options.sync == "auto"  # begins with all ranks
-        partial = Partial(
-            "quorum" if auto else options.sync,
-            quorum=job.engine.size if auto else options.quorum or 1,
-            staleness=options.staleness,
-            before=self.gradients.first_step(),
-            holds_again=self.gradients.holds_again,
-        )
-        return {"partial": partial}
+        options, before = self.gradients.options, self.gradients.first_step()
+        if options.sync == "auto":  # begins with all ranks
+            options = dataclasses.replace(options, sync="quorum", quorum=self.gradients.job.engine.size)
+        return {"partial": Partial(options, before=before, holds_again=self.gradients.holds_again)}
 
     def opened(self, channel: Channel, before: Channel | None) -> None:
         """Hold no gradients; with sync="auto" rank 0 chooses the quorum."""

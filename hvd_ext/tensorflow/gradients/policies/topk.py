@@ -17,7 +17,6 @@ from hvd_ext.tensorflow.topk import correction, residuals
 from hvd_ext.tensorflow.topk.feedback import Feedback
 
 if TYPE_CHECKING:
-    from hvd_ext.options.gradients import GradientOptions
     from hvd_ext.planning.layout import Layout
     from hvd_ext.tensorflow.gradients.channel import Channel
     from hvd_ext.tensorflow.gradients.registration import GradientSet
@@ -29,6 +28,7 @@ _LOG = logging.getLogger("hvd_ext")
 class TopKGradients(Policy):
     """Selection with error feedback and momentum correction; with `until`, only up to a step."""
 
+    feature = "top-k"
     keeps = "top-k"
     changes_nothing_alone = False
     may_skip = True
@@ -40,11 +40,6 @@ class TopKGradients(Policy):
         self._topk = gradients.options.topk
         self._feedback: Feedback | None = None
         self._untils: dict[Channel, Until] = {}
-
-    @classmethod
-    def is_asked_for(cls, options: GradientOptions) -> bool:
-        """Whether gradients are selected."""
-        return options.topk is not None
 
     @property
     def feedback(self) -> Feedback:

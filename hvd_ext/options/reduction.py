@@ -1,0 +1,137 @@
+"""The options of a reduction of gradients: the one list of their names, types, defaults and meanings.
+
+What takes options reads this list: the arguments of optimizers, tapes and `load_model` with their docstrings
+(`faces.py`), the checked value (`gradients.py`), the ranks' comparison of their options, and the engine's structs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from hvd_ext.compression import Codec
+from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm, Sync
+
+if TYPE_CHECKING:
+    from hvd_ext.job.process_sets import ProcessSet
+
+T = TypeVar("T")
+Compared = Literal["value", "channel", "otherwise"]
+
+
+def option(default: T, text: str, *, compared: Compared = "value", feature: str = "", engine: str = "") -> T:
+    """Describe an option; a field of a dataclass.
+
+    Args:
+        default: its default.
+        text: its paragraph in docstrings.
+        compared: what the ranks compare: its "value", or that of the "channel", which is the value of `init` where the
+            option is None; "otherwise": something else.
+        feature: the key of `compatibility.FEATURES` that another value than the default asks for.
+        engine: its type in C, if the engine gets it with partial rounds: HvdExtPartial of tf_ops/engine/spec.def has a
+            field of its name.
+    """
+    about = {"text": text, "compared": compared, "feature": feature, "engine": engine}
+    return dataclasses.field(default=default, metadata=about)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ReductionOptions:
+    """The options of a reduction, unchecked; `hvd_ext.options.gradients.GradientOptions` checks them."""
+
+    op: ReduceOp = option(
+        Average,
+        "`hvd_ext.Average` or `hvd_ext.Sum` of the ranks' gradients.",
+        compared="channel",
+        feature="op=Sum",
+    )
+    algorithm: Algorithm | SparseAlgorithm | None = option(
+        None,
+        '"auto" or an allreduce algorithm; None: that of `init`. With a `TopK` an algorithm for top-k gradients '
+        '("hitopk", "naive_allgather", "gtopk"); None: "hitopk".',
+        compared="channel",
+    )
+    bucket_nbytes: int | None = option(
+        None,
+        "the approximate size in bytes of the buckets in which gradients are sent together; None: that of `init`.",
+        compared="channel",
+    )
+    buckets: str | Path | None = option(
+        None,
+        '"auto", a way to divide gradients into buckets, or a file of `hvd_ext.explain` (docs/buckets.md); None: that '
+        "of `init`. Groups take precedence.",
+        compared="channel",
+    )
+    compression: Compression | Codec | None = option(
+        None,
+        "how float32 gradients are sent: `hvd_ext.Compression.fp16` or `.bf16`; `hvd_ext.TopK`, the largest elements "
+        "only, or `hvd_ext.Sign`, signs (docs/topk.md). None: that of `init`.",
+        compared="channel",
+        feature="compression",
+    )
+    sparse_as_dense: bool = option(
+        False, "make `tf.IndexedSlices` dense before they are sent.", feature="sparse_as_dense"
+    )
+    gradient_predivide_factor: float = option(
+        1.0,
+        "f: gradients are divided by f before the sum, and the sum by size/f; with `Average`.",
+        feature="predivide",
+    )
+    backward_passes_per_step: int = option(
+        1,
+        "the number of passes whose gradients each rank adds up before one reduction and one update.",
+        feature="backward_passes_per_step",
+    )
+    average_aggregated_gradients: bool = option(False, "divide these sums by backward_passes_per_step.")
+    groups: int | Sequence[Sequence[Any]] | None = option(
+        None,
+        "a number of buckets, or lists of variables, one for each bucket; None or 0: buckets of bucket_nbytes.",
+        compared="otherwise",  # as places in the list of variables
+        feature="groups",
+    )
+    process_set: ProcessSet | None = option(
+        None,
+        "the ranks that reduce among themselves; None: all.",
+        compared="otherwise",  # only its ranks compare anything
+        feature="process_set",
+    )
+    scale_local_gradients: bool = option(
+        True, "divide the gradients of local variables, which are not reduced, by the number of ranks."
+    )
+    check_every: int = option(
+        0, "the number of steps after which the ranks compare a checksum of their weights again; 0: never."
+    )
+    check_start: bool = option(
+        True, "compare the ranks' weights before the first update, or the second of a tape (docs/training.md)."
+    )
+    sync: Sync = option(
+        "full",
+        'whose gradients a step waits for (docs/stragglers.md): "full", those of all ranks; "solo", the first; '
+        '"majority", those of a rank drawn for each step; "quorum", the first `quorum` of them; "auto", a quorum that '
+        "the job chooses. Gradients that come late enter a later step.",
+        feature="partial rounds",
+    )
+    quorum: int | None = option(
+        None,
+        'with sync="quorum", how many gradients a step waits for, from 1 to the number of ranks.',
+        engine="int64_t",
+    )
+    staleness: int = option(4, "the largest number of steps by which a gradient may come late.", engine="int64_t")
+    delay: int = option(
+        0,
+        "1: a step has the gradients of the step before it, so that computation hides communication; only with "
+        'sync="full". The first step has none.',
+        feature="delay",
+    )
+
+
+OPTIONS = dataclasses.fields(ReductionOptions)
+# the types in C of the options that the engine gets, by name
+ENGINE_TYPES: dict[str, str] = {field.name: field.metadata["engine"] for field in OPTIONS if field.metadata["engine"]}
+
+
+def compared(what: Compared) -> tuple[str, ...]:
+    """Return the names of the options of which the ranks compare this; see `option`."""
+    return tuple(field.name for field in OPTIONS if field.metadata["compared"] == what)

@@ -1,0 +1,8 @@
+"""Whose gradients a round waits for: the names, by their numbers in the engine (`Sync` of tf_ops/engine/rounds.h)."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Mode = Literal["full", "solo", "majority", "quorum"]
+MODES: tuple[str, ...] = get_args(Mode)
