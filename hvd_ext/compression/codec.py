@@ -53,7 +53,7 @@ class Codec(abc.ABC):
         return f"{type(self).__name__}({first}={getattr(self, first)!r})"
 
     def selection(self) -> dict[str, Any]:
-        """Return the fields of `planning.bucket_layout.Selection` whose values are not those of the options so called."""
+        """Return the fields of `planning.bucket_layout.Selection` whose values are not those of the options."""
         return {}
 
     def described(self) -> dict[str, Any]:
