@@ -130,19 +130,17 @@ inline std::shared_ptr<Engine> StartEngine(const std::shared_ptr<Transport>& tra
   return engine;
 }
 
-// Whether tests show less than every case: under sanitizers, over other transports than that between threads, and on
-// other devices than the host.
-inline bool ShowsLess() {
-  return IsSanitized() || TransportsOfEngines() != MakeThreadTransports || DeviceOfEngines() != nullptr;
-}
+// Whether tests show less than every case: under sanitizers, and over other transports than that between threads.
+inline bool ShowsLess() { return IsSanitized() || TransportsOfEngines() != MakeThreadTransports; }
 
-// Numbers of ranks for what must hold for any: all up to `most`; where tests show less 1, 2, 3 and `most`, or 5 under
-// sanitizers, which find the same among fewer threads.
+// Numbers of ranks for what must hold for any: all up to `most`; where tests show less, and on other devices than the
+// host, 1, 2, 3 and `most`, or 5 under sanitizers, which find the same among fewer threads.
 inline std::vector<int> Sizes(int most) {
+  const bool few = ShowsLess() || DeviceOfEngines() != nullptr;
   if (IsSanitized()) most = std::min(most, 5);
   std::vector<int> sizes;
   for (int size = 1; size <= most; ++size) {
-    if (!ShowsLess() || size < 4 || size == most) sizes.push_back(size);
+    if (!few || size < 4 || size == most) sizes.push_back(size);
   }
   return sizes;
 }
