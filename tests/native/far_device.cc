@@ -114,6 +114,14 @@ FarDevice::~FarDevice() {
   munmap(space_, static_cast<size_t>(kSpaceNbytes));
 }
 
+void FarDevice::Hold(bool holds) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    holds_ = holds;
+  }
+  changed_.notify_all();
+}
+
 std::string FarDevice::TakeErrors() {
   std::lock_guard<std::mutex> lock(TheErrors().mutex);
   return std::exchange(TheErrors().words, std::string());
@@ -276,7 +284,7 @@ void FarDevice::Run() {
   while (true) {
     std::vector<Waiting*> queues;
     for (Waiting& queue : waiting_) {
-      if (!queue.operations.empty()) queues.push_back(&queue);
+      if (!queue.operations.empty() && !holds_) queues.push_back(&queue);
     }
     if (queues.empty()) {
       if (stops_) return;

@@ -41,6 +41,9 @@ class FarDevice : public Device {
   void Unpin(char* data) override;
   void Forget(const char* data, int64_t nbytes) override;
 
+  // No operation begins while `holds`.
+  void Hold(bool holds);
+
   // The errors of all devices since the last call, one a line.
   static std::string TakeErrors();
 
@@ -100,7 +103,7 @@ class FarDevice : public Device {
   std::vector<Waiting> waiting_{kQueues};
   std::string error_;
   std::mt19937 random_;
-  bool stops_ = false;
+  bool stops_ = false, holds_ = false;
   std::thread thread_;
 };
 
