@@ -259,9 +259,8 @@ def test_a_checkpoint_keeps_the_parts_of_the_data_of_fit(caplog: pytest.LogCaptu
 
 
 def test_several_data_sets_of_one_name_keep_their_parts_in_the_order_in_which_fit_reads_them() -> None:
-    (one, data), (two, more) = shuffled(parts=4), shuffled(parts=2)
+    (_, data), (_, more) = shuffled(parts=4), shuffled(parts=2)
     both = tf.data.Dataset.zip((data, more)).map(lambda x, y: x + y)
     cursors = Cursors()
     fit(both, Passes(data=cursors), epochs=1)
     assert {name: saved["parts"] for name, saved in cursors.get().items()} == {"x": 4, "x 2": 2}
-    del one, two
