@@ -34,10 +34,9 @@ def apart(hvd: Any) -> Iterator[None]:
 class Beside:
     """Training beside the model, which is compared after every step."""
 
-    def __init__(self, **options: Any) -> None:
-        self.weights, self.expected = variables(), None
-        codec = hvd.Sign(**SIGNS, **options)
-        self.schedule = codec.schedule
+    def __init__(self, dense_steps: int = 0) -> None:
+        self.weights, self.expected, self.dense_steps = variables(), None, dense_steps
+        codec = hvd.Sign(dense_steps, **SIGNS)
         self.optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=codec)
 
     def train(self, first: int, end: int, density: float | None = None) -> None:
@@ -45,7 +44,7 @@ class Beside:
             every = [gradients(rank, step) for rank in range(hvd.size())]
             apply(self.optimizer, every[hvd.rank()], self.weights)
             self.expected = self.expected or Expected(self.optimizer, hosts_of(hvd.size()), SignModel)
-            self.expected.step(every, self.schedule.at(step) if density is None else density)
+            self.expected.step(every, density or (1.0 if step < self.dense_steps else 1 / 32))
             assert_equal(self.weights, self.expected.weights)
         assert_same_bits_on_all_ranks(self.weights)
 

@@ -6,6 +6,7 @@ import pytest
 
 import hvd_ext as hvd
 from hvd_ext.compression import CODECS, from_text
+from hvd_ext.compression.density import Schedule
 from hvd_ext.engine import libraries
 from hvd_ext.errors import InvalidError, PlanError
 from hvd_ext.options.gradients import GradientOptions
@@ -17,8 +18,8 @@ from hvd_ext.topology.tree import Link
 
 
 def test_a_step_has_the_density_of_one_bit_in_32_after_the_dense_ones() -> None:
-    assert [hvd.Sign().schedule.at(step) for step in (0, 9)] == [1 / 32, 1 / 32]
-    assert [hvd.Sign(3).schedule.at(step) for step in (0, 2, 3, 9)] == [1.0, 1.0, 1 / 32, 1 / 32]
+    assert hvd.Sign().schedule == Schedule((0,), (1 / 32,))
+    assert hvd.Sign(3).schedule == Schedule((0, 3), (1.0, 1 / 32))
 
 
 @pytest.mark.parametrize(
