@@ -1,4 +1,4 @@
-"""docs/faq.md and the faults of a launch: quoted messages are those of the sources, answers say where to read on."""
+"""docs/faq.md: quoted messages are those of the sources, answers say where to read on."""
 
 from __future__ import annotations
 
@@ -86,13 +86,6 @@ def strangers(text: str) -> list[str]:
     """Gives the quoted messages of a text that are neither in the sources nor of another program."""
     quoted = re.findall(r'"([^"]+)"', text)
     return [words for words in quoted if not known(words) and not words.startswith(tuple(OTHERS))]
-
-
-def test_the_faults_of_a_launch_quote_messages_of_the_sources() -> None:
-    page = (ROOT / "docs" / "launch.md").read_text(encoding="utf-8")
-    faults = rows(re.split(r"^## .*$", page.split("## Faults")[1], flags=re.MULTILINE)[0])
-    assert len(faults) >= 12
-    assert [quoted for row in faults for quoted in strangers(row[0])] == []
 
 
 def test_a_message_is_found_only_if_the_sources_have_it() -> None:
