@@ -83,13 +83,13 @@ struct Alone {
     CHECK_OK(channel->BeginStep(std::nullopt, /*skips=*/false, &begun));
     std::shared_ptr<ChannelStep> step;
     std::shared_ptr<Arriving> arriving;
-    char* to = nullptr;
-    CHECK_OK(channel->Reserve(0, 4, &pool, &step, &to, &arriving));
-    std::memcpy(to, &value, sizeof(value));
+    std::shared_ptr<Buffer> buffer;
+    CHECK_OK(channel->Reserve(0, 4, &pool, &step, &buffer, &arriving));
+    std::memcpy(buffer->data(), &value, sizeof(value));
     bool ready = false;
     CHECK_OK(channel->Arrive(step, 0, &ready));
     CHECK(ready);
-    return to;
+    return buffer->data();
   }
 
   // Begins the next round; returns its runs.
@@ -102,7 +102,9 @@ struct Alone {
 
   void End(const std::vector<Channel::Ready>& runs) {
     std::vector<Delivery> ended;
-    for (const Channel::Ready& run : runs) channel->EndRun(run.step.get(), run.bucket, Status::Ok(), &ended);
+    for (const Channel::Ready& run : runs) {
+      channel->EndRun(run.step.get(), run.bucket, Status::Ok(), run.buffer, &ended);
+    }
     DeliverAll(ended);
   }
 
