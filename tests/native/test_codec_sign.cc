@@ -110,10 +110,10 @@ TEST("sign message: any part comes back, and a damaged head or scale is refused"
     for (int64_t count = 0; begin + count <= elements; count += 9) {
       const VectorMessage message = codec->Write(first + begin, count, &pool);
       CHECK_OK(codec->CheckHead(message.head, count));
-      std::vector<float> sum(static_cast<size_t>(count)), own(static_cast<size_t>(first + elements));
+      std::vector<float> sum(static_cast<size_t>(count)), own(sum);
       if (count > 0) CHECK_OK(codec->Add(message, sum.data(), count));
       codec->Add(first + begin, count, own.data());
-      CHECK(std::equal(sum.begin(), sum.end(), own.begin() + first + begin));
+      CHECK(sum == own);
       for (int64_t i = 0; i < count; ++i) {
         CHECK_EQ(std::signbit(sum[static_cast<size_t>(i)]), std::signbit(gradient[static_cast<size_t>(begin + i)]));
       }

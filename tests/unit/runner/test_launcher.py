@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hvd_ext.runner import launcher
@@ -67,7 +69,8 @@ def test_a_paused_process_hears_the_polite_signal(tmp_path: Path) -> None:
     with Job(["sh", "-c", script], tmp_path / "log") as running:
         wait_for((tmp_path / "ready").exists)
         for process in running.processes():
-            process.suspend()
+            with contextlib.suppress(psutil.NoSuchProcess):  # a sleep that has just ended
+                process.suspend()
     assert heard.exists() and running.processes() == []
 
 

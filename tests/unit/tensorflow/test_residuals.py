@@ -11,7 +11,7 @@ import pytest
 
 from hvd_ext import state
 from hvd_ext.errors import InvalidError
-from hvd_ext.planning.buckets import by_groups
+from hvd_ext.planning import buckets as bucketers
 from hvd_ext.planning.layout import Selection
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.topk import residuals
@@ -142,7 +142,8 @@ def test_an_owner_for_any_number_of_ranks_gets_its_own_and_everyones() -> None:
 def test_tensors_of_two_kinds_never_share_a_bucket() -> None:
     tensors = [Tensor(f"t{index}", (10,), "float32") for index in range(6)]
     for groups in ([], 1, 2, [[0, 1, 2], [5]]):
-        buckets = by_groups(tensors, groups, 80, sparse={0, 2, 5}).buckets
+        request = bucketers.Request(tensors, 80, groups, frozenset({0, 2, 5}))
+        buckets = bucketers.plan(request, "by_groups").buckets
         assert sorted(index for bucket in buckets for index in bucket.tensors) == list(range(6))
         assert all(len({index in {0, 2, 5} for index in bucket.tensors}) == 1 for bucket in buckets)
         assert all(bucket.nbytes == 40 * len(bucket.tensors) for bucket in buckets)
