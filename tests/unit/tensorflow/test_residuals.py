@@ -149,7 +149,8 @@ def test_tensors_of_two_kinds_never_share_a_bucket() -> None:
         assert all(bucket.nbytes == 40 * len(bucket.tensors) for bucket in buckets)
         firsts = [min(bucket.tensors) for bucket in buckets]
         assert firsts == sorted(firsts, reverse=True)
-    grouped = by_groups(tensors, [[0, 1, 2], [5]], 80, sparse={0, 2, 5}).buckets
+    request = bucketers.Request(tensors, 80, [[0, 1, 2], [5]], frozenset({0, 2, 5}))
+    grouped = bucketers.plan(request, "by_groups").buckets
     assert [bucket.tensors for bucket in grouped] == [(5,), (4, 3), (1,), (2, 0)]
 
 
