@@ -293,7 +293,7 @@ def _commlib_row(how: str, times: StepTimes, gbit_per_s: float | None = None) ->
         tree = replace(tree, root=replace(tree.root, link=link))
     if how == "hitopk":
         topk = TopK(density=0.01, vectors=True, wire="fp32")
-        return on_cluster(tree, times, "by_size", bucket_nbytes=_FUSION_NBYTES, topk=topk)
+        return on_cluster(tree, times, "by_size", bucket_nbytes=_FUSION_NBYTES, codec=topk)
     return on_cluster(tree, times, "by_size", how, bucket_nbytes=_FUSION_NBYTES)
 
 

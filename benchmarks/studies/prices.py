@@ -51,7 +51,7 @@ def laid_out(job: runtime.Runtime, name: str, nbytes: int) -> Layout:
     algorithm, _, density = name.partition("@")
     tensors = [Tensor("buffer", (2, nbytes // 8), "float32")]  # what has one dimension is sent whole
     if density:
-        return layout(job.tree, tensors, options.Sum, topk=TopK(float(density)), sparse_algorithm=algorithm)
+        return layout(job.tree, tensors, options.Sum, codec=TopK(float(density)), sparse_algorithm=algorithm)
     return layout(job.tree, tensors, options.Sum, algorithm=algorithm)
 
 

@@ -225,7 +225,7 @@ def _row(settings: Settings, phase: Phase, kind: str, tree: Tree, computation_s:
         given = {**settings.topk, "vectors": True, "warmup": None}
         topk = TopK(**given) if kind == "topk" else None
         return on_cluster(
-            tree, times, "auto", settings.algorithm, topk=topk, sparse_algorithm=settings.sparse_algorithm
+            tree, times, "auto", settings.algorithm, codec=topk, sparse_algorithm=settings.sparse_algorithm
         )
     except (HvdExtError, TypeError) as error:
         raise SettingsError(f"{kind}: {error}") from error

@@ -41,11 +41,11 @@ def optimizer_line(name: str, layout: Layout, options: GradientOptions) -> str:
             algorithm if len(counts) == 1 else f"{algorithm} ({count})" for algorithm, count in counts.most_common()
         ]
         text += f"; algorithm {', '.join(names)}: {layout.largest.choice.why}"
-    topk = options.topk
-    if topk is not None:
+    codec = options.codec
+    if codec is not None:
         selecting = sum(bucket.selection is not None and bucket.selection.dense_above > 0 for bucket in layout.buckets)
-        text += f"; {topk.label} in {_many(selecting, 'bucket')}"
-        text += "" if topk.until is None else f" until update step {topk.until}"
+        text += f"; {codec.label} in {_many(selecting, 'bucket')}"
+        text += "" if codec.until is None else f" until update step {codec.until}"
     if options.partial:
         quorum = "" if options.quorum is None else f" of {options.quorum}"
         text += f"; steps do not wait for all ranks: {options.sync}{quorum}, staleness {options.staleness}"

@@ -12,7 +12,7 @@ import itertools
 FEATURES: dict[str, str] = {
     "op=Sum": "`op=hvd.Sum`",
     "compression": "`compression=hvd.Compression.fp16` or `.bf16`",
-    "top-k": "`compression=hvd.TopK(...)`",
+    "top-k": "`compression=hvd.TopK(...)` or `hvd.Sign()`",
     "top-k until": "`compression=hvd.TopK(until=...)`",
     "predivide": "`gradient_predivide_factor`",
     "accumulation": "Keras' `gradient_accumulation_steps`",
@@ -48,10 +48,10 @@ _REFUSED: dict[frozenset[str], str] = {
         "one of them out"
     ),
     frozenset({"compression", "top-k"}): (
-        "must be one of Compression.none, Compression.fp16, Compression.bf16, or hvd_ext.TopK"
+        "must be one of Compression.none, Compression.fp16, Compression.bf16, or hvd_ext.TopK(...) or hvd_ext.Sign(...)"
     ),
     frozenset({"top-k", "Keras 2"}): (
-        "compression=hvd_ext.TopK(...) works with optimizers of Keras 3, and with a tape; use "
+        "compression=hvd_ext.TopK(...) or Sign(...) works with optimizers of Keras 3, and with a tape; use "
         "keras.optimizers, or a hvd_ext.DistributedGradientTape with the plain optimizer of tf_keras"
     ),
     frozenset({"local variables", "global_clipnorm"}): (
@@ -62,12 +62,12 @@ _REFUSED: dict[frozenset[str], str] = {
     frozenset({"accumulation", "Keras 2"}): "gradient_accumulation_steps",  # tf_keras' own words: it lacks this
     frozenset({"clipping", "global_clipnorm"}): "Only one of `clipnorm`, `clipvalue`",  # Keras' own words
     frozenset({"top-k", "partial rounds"}): (
-        "sync: with compression=hvd_ext.TopK(...) it must be 'full', because a rank selects from its residual and its "
-        "gradient of the same step; leave one of the two out"
+        "sync: with compression=hvd_ext.TopK(...) or Sign(...) it must be 'full', because a rank sends from its "
+        "residual and its gradient of the same step; leave one of the two out"
     ),
     frozenset({"top-k", "delay"}): (
-        "delay (1): with compression=hvd_ext.TopK(...) it must be 0, because a step that is skipped must leave the "
-        "residuals as they were before it, and the next step has used them already"
+        "delay (1): with compression=hvd_ext.TopK(...) or Sign(...) it must be 0, because a step that is skipped "
+        "must leave the residuals as they were before it, and the next step has used them already"
     ),
     frozenset({"partial rounds", "delay"}): (
         "delay (1): only with sync='full'; other steps return at once where a rank is late, and need no delay"

@@ -34,7 +34,7 @@ class GradientOptions(ReductionOptions):
         if self.compression is not None and not isinstance(self.compression, Codec):
             object.__setattr__(self, "compression", _checked_compression(self.compression))
         _defaults().replace(**{**self._of_channel(), "algorithm": self.algorithm})
-        _check_algorithm(self.algorithm, self.topk)
+        _check_algorithm(self.algorithm, self.codec)
         for field in OPTIONS:
             if field.type == "bool" and not isinstance(getattr(self, field.name), bool):
                 raise InvalidError(f"{field.name} ({getattr(self, field.name)!r}): must be True or False")
@@ -91,7 +91,7 @@ class GradientOptions(ReductionOptions):
         return cls(**values)
 
     @property
-    def topk(self) -> Codec | None:
+    def codec(self) -> Codec | None:
         """The codec with error feedback; None if all elements are sent."""
         return self.compression if isinstance(self.compression, Codec) else None
 
@@ -104,7 +104,7 @@ class GradientOptions(ReductionOptions):
             for field in asking
             if getattr(self, field.name) not in (field.default, Compression.none)
         }
-        return frozenset(features if self.topk is None else features - {"compression"} | {"top-k"})
+        return frozenset(features if self.codec is None else features - {"compression"} | {"top-k"})
 
     def for_channel(self, job: Options) -> Options:
         """Return the options of a channel.
@@ -141,9 +141,9 @@ class GradientOptions(ReductionOptions):
     def described(self) -> dict[str, Any]:
         """Return the values that must be equal on all ranks besides the options of the channel and the groups."""
         values = {name: getattr(self, name) for name in compared("value")}
-        if self.topk is not None:
+        if self.codec is not None:
             values["sparse algorithm"] = self.sparse_algorithm
-            values |= {f"{type(self.topk).__name__}'s {name}": value for name, value in self.topk.described().items()}
+            values |= {f"{type(self.codec).__name__}'s {name}": value for name, value in self.codec.described().items()}
         return values
 
     @property
@@ -158,7 +158,7 @@ class GradientOptions(ReductionOptions):
 
     def _of_channel(self) -> dict[str, Any]:
         # gradients that TopK does not take are reduced with the job's algorithm and compression
-        of_job = () if self.topk is None else ("algorithm", "compression")
+        of_job = () if self.codec is None else ("algorithm", "compression")
         return {name: getattr(self, name) for name in compared("channel") if name not in of_job}
 
 
@@ -171,7 +171,7 @@ def _checked_compression(compression: Any) -> Compression:
     try:
         return check_compression(compression)
     except InvalidError as error:
-        raise InvalidError(f"{error}, or hvd_ext.TopK(...)") from None
+        raise InvalidError(f"{error}, or hvd_ext.TopK(...) or hvd_ext.Sign(...)") from None
 
 
 def _check_algorithm(algorithm: str | None, sparse: Codec | None) -> None:
@@ -181,7 +181,7 @@ def _check_algorithm(algorithm: str | None, sparse: Codec | None) -> None:
     if sparse is not None:
         if algorithm not in (None, *sparse_names):
             raise InvalidError(
-                f"algorithm ({algorithm!r}): with compression=hvd_ext.TopK(...) it must be one of "
+                f"algorithm ({algorithm!r}): with compression=hvd_ext.TopK(...) or Sign(...) it must be one of "
                 f"{', '.join(sparse_names)}, or None; gradients that are sent whole use the "
                 "algorithm of init"
             )

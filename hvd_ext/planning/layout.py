@@ -50,7 +50,7 @@ def layout(
     wire: str | None = None,
     groups: Groups = None,
     places: Sequence[int] | None = None,
-    topk: Codec | None = None,
+    codec: Codec | None = None,
     sparse_algorithm: str = "hitopk",
     momentum: Momentum | None = None,
     buckets: str = "auto",
@@ -67,7 +67,7 @@ def layout(
         groups: a number of groups, or lists of places of tensors that share a bucket (`planning.buckets.by_groups`),
             whatever the bucketer; None for none.
         places: the places of the tensors that are sent; None for all.
-        topk: how top-k gradients are selected; None to send all gradients whole.
+        codec: how gradients are made smaller between hosts; None to send them whole.
         sparse_algorithm: the algorithm of the buckets with top-k gradients.
         momentum: the momentum correction that top-k gradients go through; with it all float32 gradients do.
         buckets: a bucketer's name, or "auto": with times the one with the shortest predicted step, without times the
@@ -80,12 +80,12 @@ def layout(
             times are those of another model.
     """
     sent_tensors = tuple(range(len(tensors)) if places is None else places)
-    step = _Step(tree, tuple(tensors), op, algorithm, wire, topk, sparse_algorithm, momentum, times)
+    step = _Step(tree, tuple(tensors), op, algorithm, wire, codec, sparse_algorithm, momentum, times)
     bucketing = BucketingRequest(sent_tensors, bucket_nbytes, groups, buckets)
     selected = frozenset(
-        place for place in sent_tensors if topk is not None and topk.takes(tensors[place].shape, tensors[place].dtype)
+        place for place in sent_tensors if codec is not None and codec.takes(tensors[place].shape, tensors[place].dtype)
     )
-    if topk is not None and topk.where == "needed" and times is not None and selected:
+    if codec is not None and codec.where == "needed" and times is not None and selected:
         selected = _needed(step, bucketing, selected)
     return _laid_out(step, bucketing, selected)
 
@@ -117,7 +117,7 @@ class _Step:
     op: int
     algorithm: str
     wire: str | None
-    topk: Codec | None
+    codec: Codec | None
     sparse_algorithm: str
     momentum: Momentum | None
     times: StepTimes | None
@@ -143,17 +143,17 @@ class _Step:
         They go through the momentum correction; or they may be selected when the step is planned again, and a traced
         graph does not learn of it.
         """
-        if self.topk is None or dtype != "float32":
+        if self.codec is None or dtype != "float32":
             return False
-        return self.momentum is not None or self.topk.where == "needed"
+        return self.momentum is not None or self.codec.where == "needed"
 
     def price(self, kind: bucketers.Class) -> Table:
         """The price of the buckets of a class, by their bytes in memory."""
         dtype, selects = kind
-        if self.topk is not None and (selects or self.corrected(dtype)):
+        if self.codec is not None and (selects or self.corrected(dtype)):
             made = lane_prices.sparse_table if selects else lane_prices.companion_table
-            sparsity = lane_prices.sparsity_of(self.tree, self.topk)
-            return made(self.tree, self.sparse_algorithm, sparsity, self.topk.height)
+            sparsity = lane_prices.sparsity_of(self.tree, self.codec)
+            return made(self.tree, self.sparse_algorithm, sparsity, self.codec.height)
         halved = self.wire is not None and dtype == "float32"
         if self.algorithm == "auto":
             prices = lane_prices.best_table(self.tree)
@@ -164,11 +164,11 @@ class _Step:
     def bucket(self, members: tuple[int, ...], nbytes: int, selects: bool, name: str | None = None) -> BucketLayout:
         """Plans a bucket; `name` is a schedule that was chosen by the lane's price."""
         dtype = self.tensors[members[0]].dtype
-        if self.topk is not None and (selects or self.corrected(dtype)):
+        if self.codec is not None and (selects or self.corrected(dtype)):
             choice = self._sparse_choice(nbytes)
             assert choice.dense is not None
             plan = choice.plan if selects else choice.dense
-            selection = _selection(self.topk, self.momentum, choice.dense_above if selects else 0.0)
+            selection = _selection(self.codec, self.momentum, choice.dense_above if selects else 0.0)
             segment = grain.segment_nbytes(plan, nbytes, self.tree)
             # no wire: rounding a sum for sending would lose what error feedback must keep
             return BucketLayout(dtype, members, self.op, plan, segment, None, selection, choice.dense, choice)
@@ -186,8 +186,8 @@ class _Step:
         return BucketLayout(dtype, members, self.op, choice.plan, segment, halved, choice=choice)
 
     def _sparse_choice(self, nbytes: int) -> Choice:
-        assert self.topk is not None
-        codec, usual = self.topk, self.topk.schedule.densities[-1]
+        assert self.codec is not None
+        codec, usual = self.codec, self.codec.schedule.densities[-1]
         return planner.sparse_plan(
             self.tree,
             self.sparse_algorithm,
@@ -386,15 +386,15 @@ def _exchanged(step: _Step, divided: _Divided) -> list[str | None]:
     return names
 
 
-def _selection(topk: Codec, momentum: Momentum | None, dense_above: float) -> Selection:
+def _selection(codec: Codec, momentum: Momentum | None, dense_above: float) -> Selection:
     """Convert the user's options to the engine's."""
-    named = {field.name for field in dataclasses.fields(Selection)} & topk.described().keys()
-    values = {name: getattr(topk, name) for name in named} | {
+    named = {field.name for field in dataclasses.fields(Selection)} & codec.described().keys()
+    values = {name: getattr(codec, name) for name in named} | {
         "dense_above": dense_above,
         "momentum": None if momentum is None else momentum.value,
         "nesterov": momentum is not None and momentum.nesterov,
-        "density": topk.schedule.densities[-1],
-        "codec": topk.name,
-        "entry_nbytes": topk.entry_nbytes,
+        "density": codec.schedule.densities[-1],
+        "codec": codec.name,
+        "entry_nbytes": codec.entry_nbytes,
     }
-    return Selection(**(values | topk.selection()))
+    return Selection(**(values | codec.selection()))

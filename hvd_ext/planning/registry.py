@@ -104,8 +104,8 @@ def get(name: str) -> Schedule:
     """
     if name in sparse_names():
         raise PlanError(
-            f"algorithm {name!r}: it sends selected elements only; give compression=hvd_ext.TopK(...) too, or one of "
-            f"{', '.join(names())}"
+            f"algorithm {name!r}: it sends selected elements only; give compression=hvd_ext.TopK(...) or "
+            f"Sign(...) too, or one of {', '.join(names())}"
         )
     return _module(name, names(), "must be 'auto' or one of")
 
@@ -116,7 +116,10 @@ def sparse(name: str) -> SparseSchedule:
     Raises:
         PlanError: there is no such schedule; the message lists the names and suggests the nearest.
     """
-    return cast(SparseSchedule, _module(name, sparse_names(), "with compression=hvd_ext.TopK(...) it must be one of"))
+    return cast(
+        SparseSchedule,
+        _module(name, sparse_names(), "with compression=hvd_ext.TopK(...) or Sign(...) it must be one of"),
+    )
 
 
 def card(name: str) -> Card:

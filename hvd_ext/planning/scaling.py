@@ -93,7 +93,7 @@ def on_cluster(
     *,
     bucket_nbytes: int = buckets.DEFAULT_BUCKET_NBYTES,
     wire: str | None = None,
-    topk: Codec | None = None,
+    codec: Codec | None = None,
     sparse_algorithm: str = "hitopk",
 ) -> Row:
     """Predicts a step on a cluster, as `layout` with these arguments lays it out.
@@ -108,7 +108,7 @@ def on_cluster(
         algorithm=algorithm,
         bucket_nbytes=bucket_nbytes,
         wire=wire,
-        topk=topk,
+        codec=codec,
         sparse_algorithm=sparse_algorithm,
         buckets=bucketer,
         times=times,

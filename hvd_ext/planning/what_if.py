@@ -66,11 +66,11 @@ def on_a_cluster(
 
     scaling.check(bucketers)
 
-    def best_row(on: Tree = tree, of: StepTimes = times, wire: str | None = None, topk: Codec | None = None) -> Row:
+    def best_row(on: Tree = tree, of: StepTimes = times, wire: str | None = None, codec: Codec | None = None) -> Row:
         rows, refused = [], None
         for name in bucketers:
             try:
-                rows.append(on_cluster(on, of, name, algorithm, wire=wire, topk=topk))
+                rows.append(on_cluster(on, of, name, algorithm, wire=wire, codec=codec))
             except PlanError as error:
                 refused = error
         if refused is not None and not rows:
@@ -92,7 +92,7 @@ def on_a_cluster(
     name = f"TopK({density:g})"
     try:
         # A model file has no shapes, so that the number of elements alone decides which tensors are sparsified.
-        changes.append(_change(name, now, best_row(topk=TopK(density=density, vectors=True))))
+        changes.append(_change(name, now, best_row(codec=TopK(density=density, vectors=True))))
     except PlanError as error:
         changes.append(Change(name, None, why_not=str(error)))
     changes.append(_change("half precision on the wire", now, best_row(wire="float16")))

@@ -46,12 +46,12 @@ def momentum_of(optimizer: Any, options: GradientOptions) -> Momentum | None:
     Raises:
         InvalidError: momentum_correction is True, and the optimizer has no momentum that could be taken over.
     """
-    topk = options.topk
-    if topk is None or not topk.momentum_correction:
+    codec = options.codec
+    if codec is None or not codec.momentum_correction:
         return None
     hindrance = _hindrance(optimizer)
-    if topk.momentum_correction == "auto":
-        if hindrance or topk.selector == "random" or not isinstance(optimizer, BY_DEFAULT):
+    if codec.momentum_correction == "auto":
+        if hindrance or codec.selector == "random" or not isinstance(optimizer, BY_DEFAULT):
             return None
     elif hindrance:
         raise InvalidError(f"TopK, momentum_correction (True): {hindrance}, or leave momentum_correction out")

@@ -166,8 +166,8 @@ def flush(optimizer: Any) -> None:
     for the gradients of all ranks; one rank that calls it is enough.
 
     Args:
-        optimizer: from `hvd_ext.DistributedOptimizer` with compression=hvd_ext.TopK(...) or sync=. A tape cannot be
-            flushed: no object of the user's lasts from step to step.
+        optimizer: from `hvd_ext.DistributedOptimizer` with a codec (`hvd_ext.TopK`, `hvd_ext.Sign`) or sync=. A tape
+            cannot be flushed: no object of the user's lasts from step to step.
 
     Raises:
         InvalidError: the optimizer is not wrapped, or keeps nothing.
@@ -177,7 +177,7 @@ def flush(optimizer: Any) -> None:
     if reducer is None or reducer.policy.keeps not in ("top-k", "held"):
         raise InvalidError(
             f"flush ({optimizer!r}): must be an optimizer from hvd_ext.DistributedOptimizer with "
-            "compression=hvd_ext.TopK(...) or sync=; other optimizers keep no gradients back"
+            "compression=hvd_ext.TopK(...) or Sign(...) or sync=; other optimizers keep no gradients back"
         )
     if reducer.options.partial:
         reducer.flush()
@@ -230,14 +230,14 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
     scaling = updating is not wrapped
     _accumulate(updating, options)
     momentum = momentum_of(updating, options)
-    if scaling and options.topk is not None and updating.gradient_accumulation_steps:
+    if scaling and options.codec is not None and updating.gradient_accumulation_steps:
         raise InvalidError(
             f"optimizer {label!r}: with a loss scale every pass of a gradient accumulation is reduced, and TopK would "
             "count each pass as a step of momentum, warm-up and flush; use mixed_bfloat16, or leave "
             "accumulation out"
         )
     steps = functools.partial(_steps_of, weakref.ref(updating))
-    if options.topk is not None:
+    if options.codec is not None:
         _check_sparse(updating, label)
     # with a loss scale a round that is not finite is skipped
     reducer = Reducer(identity.of_optimizer(label, updating.name), options, momentum, steps, holds_again=scaling)

@@ -58,7 +58,7 @@ def open_channel(
     kinds: str | None = None,
     owner: runtime.Runtime | None = None,
     groups: Groups = None,
-    topk: Codec | None = None,
+    codec: Codec | None = None,
     sparse_algorithm: str = "hitopk",
     momentum: Momentum | None = None,
     facts: Callable[[], dict[str, Any]] | None = None,
@@ -79,7 +79,7 @@ def open_channel(
         kinds: this rank's kind of each gradient, one letter each (`gradients.kinds.kind`); None if all are dense.
         owner: the runtime of the ranks that take part; None for all ranks.
         groups: as `planning.layout.layout` takes them, with places in `tensors`.
-        topk: how top-k gradients are selected; None to send whole gradients.
+        codec: how gradients are made smaller between hosts; None to send them whole.
         sparse_algorithm: the algorithm of the buckets with top-k gradients.
         momentum: the momentum correction that gradients go through before the selection.
         facts: returns further values that must be the same on all ranks, by name; an exception in it is raised on all
@@ -109,7 +109,7 @@ def open_channel(
 
     def mine() -> dict[str, Any]:
         given = facts() if facts is not None else {}
-        if topk is not None:
+        if codec is not None:
             given["momentum taken over"] = None if momentum is None else [momentum.value, momentum.nesterov]
         sums = None if start is None or weights is None else start.described(weights)
         described = _described(where, tensors, options, groups)
@@ -151,13 +151,13 @@ def open_channel(
             wire=options.compression.value or None,
             groups=groups,
             places=places,
-            topk=None if whole else topk,
+            codec=None if whole else codec,
             sparse_algorithm=sparse_algorithm,
             momentum=None if whole else momentum,
         )
         return _forced(options.buckets, owner.tree, made, options.op) if forced else made
 
-    until = topk is not None and topk.until is not None
+    until = codec is not None and codec.until is not None
 
     def described() -> dict[str, Any]:
         made.append(lay_out(None))
@@ -166,7 +166,7 @@ def open_channel(
 
     layouts = consensus.exchange(owner.engine, f"{EXCHANGE}, plans", described)
     consensus.check_same(where, layouts, owner.engine.ranks)
-    kept = [values[0]["options"], str(topk), sparse_algorithm, str(momentum)]
+    kept = [values[0]["options"], str(codec), sparse_algorithm, str(momentum)]
     handle = owner.open(name, made[0], partial)
     settings = json.dumps(kept, sort_keys=True)
     return Channel(name, agreed, made[0], owner, handle, lay_out, settings, partial, delay, until=until)

@@ -231,7 +231,7 @@ def _wrapped(label: str, tape: Any, layers: Sequence[Any], options: GradientOpti
         raise InvalidError(f"{label}: the tape is wrapped already; wrap a tape once")
     if not isinstance(tape, tf.GradientTape):
         raise InvalidError(f"{label} ({tape!r}): must be a tf.GradientTape")
-    if options.topk is not None and options.topk.momentum_correction is True:
+    if options.codec is not None and options.codec.momentum_correction is True:
         raise InvalidError(
             f"{label}: momentum_correction takes over an optimizer's momentum, and a tape has no optimizer; leave it "
             "out, or wrap the optimizer with hvd_ext.DistributedOptimizer"
@@ -272,9 +272,9 @@ def _reduced(
         def backward(*upstream: tf.Tensor) -> list[tf.Tensor]:
             if policies.chosen(options).keeps:
                 raise InvalidError(
-                    f"{LABEL}: with compression=hvd_ext.TopK(...), sync= or delay=1 the reduced gradients depend on "
-                    "earlier steps, and cannot be differentiated; take the second derivative of the loss with a plain "
-                    "tape"
+                    f"{LABEL}: with compression=hvd_ext.TopK(...) or Sign(...), sync= or delay=1 the reduced gradients "
+                    "depend on earlier steps, and cannot be differentiated; take the second derivative of the loss "
+                    "with a plain tape"
                 )
             # all ranks get the same sum, and the transpose of this map is the sum over the ranks again
             back: list[Any] = [None] * len(gradients)

@@ -49,11 +49,11 @@ class Until:
         keys: Sequence[Any],
         times: Callable[[], StepTimes | None],
     ) -> None:
-        assert options.topk is not None
-        assert options.topk.until is not None
+        assert options.codec is not None
+        assert options.codec.until is not None
         self._channel, self._feedback, self._options, self._job = channel, feedback, options, job
         self._name, self._momentum, self._keys, self._times = name, momentum, keys, times
-        self._until = options.topk.until
+        self._until = options.codec.until
         self._alone = True
 
     def begin(self, whole: bool) -> None:

@@ -54,16 +54,16 @@ class Feedback:
         name: str,
         ends: bool,
     ) -> None:
-        assert options.topk is not None
+        assert options.codec is not None
         self._momentum, self._keys = momentum, keys
         self._label, self._options, self._job, self._name = label, options, job, name
         self._skipping = Skipping(label) if ends else None
-        self._schedule, self._until = options.topk.schedule, options.topk.until
+        self._schedule, self._until = options.codec.schedule, options.codec.until
         with tf.init_scope(), tf.device("CPU:0"):
             self._steps = tf.Variable(first_step, dtype=tf.int64, trainable=False, name="hvd_ext_topk_steps")
             self._flushing: dict[Channel, tf.Variable] = {}
             self._skipped = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_topk_skipped")
-            self._auto = AutoDensity(label, name, job, options.process_set) if options.topk.density == "auto" else None
+            self._auto = AutoDensity(label, name, job, options.process_set) if options.codec.density == "auto" else None
 
     @property
     def steps(self) -> int:

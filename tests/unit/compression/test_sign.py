@@ -64,7 +64,7 @@ def test_ranks_compare_the_options_of_a_codec_by_its_name() -> None:
 def test_the_layout_has_the_signs_and_no_plan_that_merges() -> None:
     tree = presets.cluster((2, 2), Link(5e-6, 1 / 5e9), Link(50e-6, 8 / 1e8))
     tensors = [Tensor("kernel", (512, 512), "float32"), Tensor("bias", (512,), "float32")]
-    found = layout(tree, tensors, 1, topk=hvd.Sign())
+    found = layout(tree, tensors, 1, codec=hvd.Sign())
     by_tensor = {place: bucket for bucket in found.buckets for place in bucket.tensors}
     assert by_tensor[1].selection is None
     selection = by_tensor[0].selection

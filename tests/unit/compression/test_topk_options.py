@@ -124,7 +124,7 @@ def test_a_command_line_says_the_same_in_one_word() -> None:
     warmup = hvd.Warmup(10, dense=True)
     assert found == hvd.TopK("auto", wire="bf16", warmup=warmup, momentum_correction=True, clip=2)
     read = GradientOptions.from_texts("it", {"compression": "topk:0.02,warmup=7", "algorithm": "gtopk"})
-    assert (read.topk, read.sparse_algorithm) == (hvd.TopK(0.02, warmup=hvd.Warmup(7)), "gtopk")
+    assert (read.codec, read.sparse_algorithm) == (hvd.TopK(0.02, warmup=hvd.Warmup(7)), "gtopk")
     for text, words in (
         ("topk:sparsity=0.9", "TopK has no field 'sparsity'; its fields are density"),
         ("topk:warmup=10/slow", "'steps/dense'"),

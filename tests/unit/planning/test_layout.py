@@ -40,7 +40,7 @@ def test_every_tensor_that_travels_is_in_one_bucket_of_its_dtype(seed: int) -> N
     groups = rng.choice([None, 2, [places[::2], places[1::2]]])
     topk = rng.choice([None, TopK(0.1, min_elements=50)])
     made = layout(
-        cluster(rng), given, Sum, bucket_nbytes=rng.choice([64, 4096]), groups=groups, places=places, topk=topk
+        cluster(rng), given, Sum, bucket_nbytes=rng.choice([64, 4096]), groups=groups, places=places, codec=topk
     )
     assert sorted(place for bucket in made.buckets for place in bucket.tensors) == places == list(made.sent_tensors)
     assert made.tensors == tuple(given)
@@ -68,12 +68,12 @@ def example(**settings: Any) -> Layout:
 
 
 def test_the_wire_is_that_of_float32_where_no_residual_keeps_what_rounding_takes() -> None:
-    wires = {bucket.tensors: bucket.wire for bucket in example(wire="float16", topk=TopK(0.01)).buckets}
+    wires = {bucket.tensors: bucket.wire for bucket in example(wire="float16", codec=TopK(0.01)).buckets}
     assert wires == {(3, 0): None, (1,): "float16", (2,): None}
 
 
 def test_with_a_momentum_all_of_float32_goes_through_it_and_only_what_topk_takes_is_selected() -> None:
-    made = example(topk=TopK(0.01), momentum=Momentum(0.9, True))
+    made = example(codec=TopK(0.01), momentum=Momentum(0.9, True))
     assert made.with_momentum == {0, 1, 3}
     (small,) = (bucket for bucket in made.buckets if bucket.tensors == (1,))
     assert small.selection is not None
@@ -85,7 +85,7 @@ def test_the_digest_differs_where_anything_that_ranks_compare_differs() -> None:
     others = [
         example(algorithm="ring"),
         example(bucket_nbytes=300),
-        example(topk=TopK(0.01)),
+        example(codec=TopK(0.01)),
         example(places=[0, 2]),
         dataclasses.replace(plain, tensors=(Tensor("kernel", (50, 200), "float32"), *plain.tensors[1:])),
     ]
@@ -94,7 +94,7 @@ def test_the_digest_differs_where_anything_that_ranks_compare_differs() -> None:
 
 
 def test_it_prints_a_line_for_each_bucket() -> None:
-    lines = str(example(algorithm="ring", wire="bfloat16", topk=TopK(0.01))).splitlines()
+    lines = str(example(algorithm="ring", wire="bfloat16", codec=TopK(0.01))).splitlines()
     assert len(lines) == 3
     assert any(": 2 tensors, 56384 bytes of float32, hitopk, dense from a density of" in line for line in lines)
     assert any("400 bytes of float32 as bfloat16, ring, in segments of" in line for line in lines)
@@ -142,7 +142,7 @@ def test_what_is_written_is_read_again(settings: dict[str, Any]) -> None:
 
 
 def test_on_another_cluster_the_schedules_make_other_plans() -> None:
-    values = written(topk=TopK(0.01), algorithm="ring")
+    values = written(codec=TopK(0.01), algorithm="ring")
     found = Layout.from_json(values, from_hosts(list("aab")), TENSORS, Sum)
     assert {bucket.plan.size for bucket in found.buckets} == {3}
     assert {bucket.op for bucket in found.buckets} == {int(Sum)}

@@ -45,12 +45,12 @@ def model(seed: int, layers: int = 30, elements: int = 60_000, computed_s: float
 @pytest.mark.parametrize("topk", [None, TopK(0.01)])
 def test_auto_is_as_good_as_every_bucketer(seed: int, topk: TopK | None) -> None:
     tree, times = cluster(), model(seed)
-    made = layout(tree, times.tensors, Sum, times=times, topk=topk)
+    made = layout(tree, times.tensors, Sum, times=times, codec=topk)
     step_s = predict(tree, made, times).step_s
     for name in bucketers.names():
         if name == "by_groups":
             continue
-        other = layout(tree, times.tensors, Sum, times=times, topk=topk, buckets=name)
+        other = layout(tree, times.tensors, Sum, times=times, codec=topk, buckets=name)
         assert other.bucketer == name
         assert step_s <= predict(tree, other, times).step_s * (1 + 2 * TIE), name
     assert made.bucketer == made.outcomes[0].bucketer
@@ -97,7 +97,7 @@ def test_three_classes_are_left_to_the_other_bucketers() -> None:
 def test_the_users_groups_go_before_the_name_of_a_bucketer(name: str, timed: bool, topk: TopK | None) -> None:
     times = model(3, layers=5)
     made = layout(
-        cluster(), times.tensors, Sum, times=times if timed else None, groups=[[0, 2], [1]], buckets=name, topk=topk
+        cluster(), times.tensors, Sum, times=times if timed else None, groups=[[0, 2], [1]], buckets=name, codec=topk
     )
     assert made.bucketer == "by_groups"
     assert {(0, 2), (1,)} <= {tuple(sorted(bucket.tensors)) for bucket in made.buckets}
@@ -112,7 +112,7 @@ def test_a_named_bucketer_waits_for_times_and_keeps_what_is_selected_apart(name:
     assert layout(cluster(), tensors, Sum, buckets=name).bucketer in (name, "by_size")
     assert layout(cluster(), tensors, Sum, buckets=name, times=times).bucketer == name
     topk = TopK(0.01, min_elements=1016)
-    selecting = layout(cluster(), tensors, Sum, buckets=name, topk=topk, times=times)
+    selecting = layout(cluster(), tensors, Sum, buckets=name, codec=topk, times=times)
     assert selecting.bucketer == name
     assert selecting.selected == {4, 5}
     assert all(len({place in {4, 5} for place in bucket.tensors}) == 1 for bucket in selecting.buckets)
@@ -136,7 +136,7 @@ def test_topk_where_needed_sparsifies_few_elements_and_stays_near(computed_s: fl
     def made(where: str, times_of: StepTimes | None = times) -> tuple[Layout, set[int]]:
         """The layout, and the tensors that are selected from."""
         topk = TopK(0.01, where=where)  # type: ignore[arg-type]
-        found = layout(tree, times.tensors, Sum, times=times_of, topk=topk, momentum=momentum)
+        found = layout(tree, times.tensors, Sum, times=times_of, codec=topk, momentum=momentum)
         selects = [one for one in found.buckets if one.selection is not None and one.selection.dense_above > 0]
         return found, {place for one in selects for place in one.tensors}
 

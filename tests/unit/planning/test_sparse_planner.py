@@ -107,7 +107,7 @@ def test_larger_clusters_are_priced_as_well(tree: Tree) -> None:
         ),
         (
             lambda: registry.sparse("ring"),
-            r"'ring': with compression=hvd_ext.TopK\(...\) it must be one of gtopk, hitopk",
+            r"'ring': with compression=hvd_ext.TopK\(...\) or Sign\(...\) it must be one of gtopk, hitopk",
         ),
         (
             lambda: planner.allreduce_plan(TREE, "hitopk"),
@@ -172,7 +172,7 @@ def test_the_runtime_prepares_both_plans_once() -> None:
     engine = FakeEngine(3)
     job = runtime.Runtime(cast(Any, engine), TREE, Options(), tuple("aabbb"))
     tensors = [Tensor("x", (1 << 10, 1 << 10), "float32")]
-    (bucket,) = layout(TREE, tensors, Sum, topk=TopK(0.01)).buckets
+    (bucket,) = layout(TREE, tensors, Sum, codec=TopK(0.01)).buckets
     chosen = sparse_plan(TREE, "hitopk", 1 << 22, 0.01)
     assert (bucket.plan, bucket.dense) == (chosen.plan, chosen.dense)
     assert bucket.selection is not None
@@ -182,13 +182,13 @@ def test_the_runtime_prepares_both_plans_once() -> None:
     job.open("x", Layout(tuple(tensors), (bucket,)))
     assert [job.plans[handle] for handle in engine.opened] == [chosen.plan, chosen.dense]
     # Another density that takes the same plans adds none.
-    job.open("x", layout(TREE, tensors, Sum, topk=TopK(0.02)))
+    job.open("x", layout(TREE, tensors, Sum, codec=TopK(0.02)))
     assert len(engine.added) == 2
 
 
 def test_a_layout_adds_up_to_the_height_that_is_asked_for() -> None:
     tree, tensors = racks(SHARED_MEMORY), [Tensor("x", (1 << 10, 1 << 10), "float32")]
-    layouts = [layout(tree, tensors, Sum, topk=TopK(0.01, height=height)) for height in (1, 2, None)]
+    layouts = [layout(tree, tensors, Sum, codec=TopK(0.01, height=height)) for height in (1, 2, None)]
     in_hosts, in_racks, best = (one.buckets[0].choice for one in layouts)
     assert in_hosts is not None
     assert in_racks == sparse_plan(tree, "hitopk", 1 << 22, 0.01, height=2)

@@ -36,8 +36,8 @@ class TopKGradients(Policy):
 
     def __init__(self, gradients: GradientSet) -> None:
         super().__init__(gradients)
-        assert gradients.options.topk is not None
-        self._topk = gradients.options.topk
+        assert gradients.options.codec is not None
+        self._codec = gradients.options.codec
         self._feedback: Feedback | None = None
         self._untils: dict[Channel, Until] = {}
 
@@ -56,7 +56,7 @@ class TopKGradients(Policy):
         """Say how gradients are selected."""
         options = self.gradients.options
         return {
-            "topk": self._topk,
+            "codec": self._codec,
             "sparse_algorithm": options.sparse_algorithm,
             "momentum": self.gradients.momentum,
         }
@@ -87,8 +87,8 @@ class TopKGradients(Policy):
     def prepare(self, step: Step, gradients: Mapping[int, Any]) -> dict[int, Any]:
         """Clip the gradients, and multiply those that go through a momentum by their rates."""
         prepared, momentum, job = dict(gradients), self.gradients.momentum, self.gradients.job
-        if self._topk.clip is not None:
-            clipped = _clipped(list(prepared.values()), self._topk.clip / job.engine.size**0.5)
+        if self._codec.clip is not None:
+            clipped = _clipped(list(prepared.values()), self._codec.clip / job.engine.size**0.5)
             prepared = dict(zip(prepared, clipped, strict=True))
         if momentum is not None:
             places = [place for place in sorted(step.channel.with_momentum) if place in prepared]
@@ -156,7 +156,7 @@ class TopKGradients(Policy):
 
     def _switch_later(self, channel: Channel, before: Channel | None) -> None:
         """Have a new channel send whole gradients from `until` on, or at once if nothing waits for it."""
-        gradients, until = self.gradients, self._topk.until
+        gradients, until = self.gradients, self._codec.until
         assert until is not None
 
         def times() -> StepTimes | None:
