@@ -246,7 +246,8 @@ double ProgressLoop::Pause(bool moved, double spin_s) const {
   double quiet_s = core_->now_s - moved_s_;
   bool expecting = Expecting();
   if (expecting && quiet_s < spin_s) return 0;
-  if (core_->transport->Rings() && !executor_->polls()) return expecting || core_->transport->ControlPending() ? kRungSleep_s : kIdleSleep_s;
+  if (core_->transport->Rings() && !executor_->polls())
+    return expecting || core_->transport->ControlPending() ? kRungSleep_s : kIdleSleep_s;
   double longest_s = expecting && quiet_s < kPatience_s ? kExpectingSleep_s : kLongestSleep_s;
   if (!expecting && !core_->transport->ControlPending()) {
     longest_s = rounds_->listening() ? kListeningSleep_s : kIdleSleep_s;
