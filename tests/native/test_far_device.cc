@@ -45,7 +45,10 @@ struct Far {
   BufferPool messages{nullptr, device}, pool = BufferPool::Of(device);
   Buffer message = messages.Take(4000), data = pool.Take(4000);
 
-  ~Far() { FarDevice::TakeErrors(); }
+  ~Far() {
+    device->Hold(false);
+    FarDevice::TakeErrors();
+  }
 
   Queue* queue(int number) { return device->queue(number); }
   void Fill(int number) {
