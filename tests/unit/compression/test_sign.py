@@ -42,7 +42,7 @@ def test_a_command_line_names_codecs() -> None:
     assert from_text("sign") == hvd.Sign()
     assert from_text("sign:5,vectors=true") == hvd.Sign(5, vectors=True)
     assert from_text("signs") is None
-    assert GradientOptions.from_texts("it", {"compression": "sign"}).topk == hvd.Sign()
+    assert GradientOptions.from_texts("it", {"compression": "sign"}).codec == hvd.Sign()
     with pytest.raises(InvalidError, match="Sign has no field 'density'; its fields are dense_steps"):
         from_text("sign:density=0.1")
 

@@ -124,9 +124,9 @@ def read(values: Any, **settings: Any) -> Layout:
         {"buckets": "wfbp"},
         {"groups": [[2], [0, 3]]},
         {"places": [0, 2]},
-        {"topk": TopK(0.01)},
-        {"topk": TopK(0.02, wire="bf16", height=None), "momentum": Momentum(0.9, True), "wire": "bfloat16"},
-        {"topk": TopK(0.01), "sparse_algorithm": "gtopk"},
+        {"codec": TopK(0.01)},
+        {"codec": TopK(0.02, wire="bf16", height=None), "momentum": Momentum(0.9, True), "wire": "bfloat16"},
+        {"codec": TopK(0.01), "sparse_algorithm": "gtopk"},
     ],
 )
 def test_what_is_written_is_read_again(settings: dict[str, Any]) -> None:
