@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.compression.density import share
 from hvd_ext.errors import InvalidError
 
 SEED = 6
@@ -23,6 +23,16 @@ CLASSES = 1000
 BATCH, PIXELS, RATE = 8, 32, 0.01
 
 Array = NDArray[np.float32]
+
+
+def count(density: float, elements: int) -> int:
+    """Return the number of elements that a density selects from the first ones (tf_ops/engine/error_feedback.cc)."""
+    return math.floor(density * elements + 0.5)
+
+
+def share(density: float, begin: int, end: int) -> int:
+    """Return the number of elements that a density selects from [begin, end) of a buffer."""
+    return count(density, end) - count(density, begin)
 
 
 def resnet50_sizes() -> tuple[int, ...]:

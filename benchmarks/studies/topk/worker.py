@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.studies.topk.inputs import make, segments
+from benchmarks.studies.topk.inputs import count, make, segments
 from hvd_ext.bench.sampling import emit
-from hvd_ext.compression.density import count
 from hvd_ext.errors import HvdExtError
 
 if TYPE_CHECKING:
