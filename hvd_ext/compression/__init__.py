@@ -12,7 +12,7 @@ from hvd_ext.compression.codec import Codec
 
 __all__ = ["CODECS", "Codec", "from_text"]
 
-_MODULES = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+_MODULES = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
 CODECS: dict[str, type[Codec]] = {module.CODEC.name: module.CODEC for module in _MODULES if hasattr(module, "CODEC")}
 
 

@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeGuard
 
 from hvd_ext.errors import InvalidError
 
@@ -113,7 +113,7 @@ class Codec(abc.ABC):
             raise InvalidError(f"{name}, clip ({self.clip!r}): must be a number above 0, or None")
 
 
-def is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """Whether a value is an integer, and no bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 

@@ -6,10 +6,6 @@ All ranks must compute the same densities, so these are IEEE doubles.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from hvd_ext.compression.topk import TopK
 
 # The two densities of "auto", the steps of a window, and the change of the norm from which the higher density is used.
 # Accordion (Agarwal et al., MLSys 2021, section 4) compares epochs, with a change of 0.5.
@@ -24,19 +20,6 @@ class Schedule:
 
     firsts: tuple[int, ...]
     densities: tuple[float, ...]
-
-
-def schedule(options: TopK) -> Schedule:
-    """Make the schedule: the warm-up's densities for equal parts of its steps, then the one of `TopK`."""
-    target = AUTO_DENSITIES[1] if options.density == "auto" else float(options.density)
-    if options.warmup is None:
-        return Schedule((0,), (target,))
-    kept = [density for density in options.warmup.densities if density > target]
-    # with few steps a part may be empty; of densities with the same first step, the last one counts
-    firsts = [index * options.warmup.steps // len(kept) for index in range(len(kept))] if kept else []
-    steps = dict(zip(firsts, kept, strict=True))
-    steps[options.warmup.steps if kept else 0] = target
-    return Schedule(tuple(steps), tuple(steps.values()))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from hvd_ext.compression.codec import Codec, is_whole
 from hvd_ext.compression.density import Schedule
@@ -38,9 +38,6 @@ class Sign(Codec):
     name: ClassVar[str] = "sign"
     density: ClassVar[float] = BITS
     entry_nbytes: ClassVar[float] = 4.0
-    where: ClassVar[Literal["everywhere"]] = "everywhere"
-    until: ClassVar[None] = None
-    momentum_correction: ClassVar[bool] = False
 
     dense_steps: int = 0
     height: int | None = 1

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from hvd_ext.compression import selectors
 from hvd_ext.compression.codec import Codec, Where, is_number, is_whole
-from hvd_ext.compression.density import Schedule, schedule
+from hvd_ext.compression.density import AUTO_DENSITIES, Schedule
 from hvd_ext.errors import InvalidError
 
 Wire = Literal["fp16", "bf16", "fp32"]
@@ -182,7 +182,15 @@ class TopK(Codec):
     @property
     def schedule(self) -> Schedule:
         """The warm-up's densities, each for an equal part of its steps, and then the density; for "auto" its lower."""
-        return schedule(self)
+        target = AUTO_DENSITIES[1] if self.density == "auto" else float(self.density)
+        if self.warmup is None:
+            return Schedule((0,), (target,))
+        kept = [density for density in self.warmup.densities if density > target]
+        # with few steps a part may be empty; of densities with the same first step, the last one counts
+        firsts = [index * self.warmup.steps // len(kept) for index in range(len(kept))] if kept else []
+        steps = dict(zip(firsts, kept, strict=True))
+        steps[self.warmup.steps if kept else 0] = target
+        return Schedule(tuple(steps), tuple(steps.values()))
 
     @property
     def entry_nbytes(self) -> float:

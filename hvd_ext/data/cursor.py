@@ -211,7 +211,7 @@ def _compare(cursor: DataCursor, saved: Mapping[str, int]) -> None:
     ]
     if changed and cursor.rank == 0:
         _LOG.warning(
-            "%s: the checkpoint was saved with %s: training goes on with the same epoch and step, but its steps have "
+            "%s: the checkpoint was saved with %s: training resumes with the same epoch and step, but its steps have "
             "other samples than those that would have come; ranks * batch_size must be the same for that",
             cursor.name,
             "; ".join(changed),

@@ -57,9 +57,9 @@ def takes(arguments: Callable[P, A], *, as_for: str = "") -> Callable[[Callable[
     def decorate(function: Callable[[A], R]) -> Callable[P, R]:
         texts = {field.name: field.metadata.get("text", "") for field in dataclasses.fields(arguments)}  # type: ignore[arg-type]
         plain = inspect.signature(arguments)
-        ordered = sorted(plain.parameters.values(), key=lambda one: (one.kind, bool(texts[one.name])))
+        ordered = sorted(plain.parameters.values(), key=lambda argument: (argument.kind, bool(texts[argument.name])))
         signature = plain.replace(parameters=ordered, return_annotation=function.__annotations__["return"])
-        described = {one.name: texts[one.name] for one in ordered if texts[one.name]}
+        described = {argument.name: texts[argument.name] for argument in ordered if texts[argument.name]}
         if as_for:
             described = {next(iter(described)): f"as for `{as_for}`, {FOLLOWING}"}
 
@@ -69,7 +69,7 @@ def takes(arguments: Callable[P, A], *, as_for: str = "") -> Callable[[Callable[
 
         arguments.__init__.__qualname__ = function.__qualname__  # for Python's TypeErrors
         face.__signature__ = signature  # type: ignore[attr-defined]
-        face.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()}
+        face.__annotations__ = {name: argument.annotation for name, argument in signature.parameters.items()}
         face.__annotations__["return"] = signature.return_annotation
         face.__doc__ = _with_items(inspect.getdoc(function) or "", described)
         return face

@@ -10,9 +10,10 @@ import difflib
 import functools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hvd_ext.compression import Codec, from_text
+from hvd_ext.compression.codec import is_whole
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import SYNCS, Average, Compression, Options, SetOfRanks, Sum, check_compression, compatibility
 from hvd_ext.options.reduction import OPTIONS, ReductionOptions, compared
@@ -42,9 +43,9 @@ class GradientOptions(ReductionOptions):
         if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
             raise InvalidError(f"gradient_predivide_factor ({factor!r}): must be a number above 0")
         passes = self.backward_passes_per_step
-        if not _is_whole(passes) or passes < 1:
+        if not is_whole(passes) or passes < 1:
             raise InvalidError(f"backward_passes_per_step ({passes!r}): must be a whole number from 1")
-        if not _is_whole(self.check_every) or self.check_every < 0:
+        if not is_whole(self.check_every) or self.check_every < 0:
             raise InvalidError(f"check_every ({self.check_every!r}): must be a whole number of steps, 0 for never")
         _check_sync(self)
         if refused := compatibility.refused(self.features):
@@ -79,7 +80,7 @@ class GradientOptions(ReductionOptions):
                 raise InvalidError(f"{where} has no option {name!r}; {hint}")
         named: dict[str, dict[str, Any]] = {
             "op": {"average": Average, "sum": Sum},
-            "compression": {one.name: one for one in Compression},
+            "compression": {compression.name: compression for compression in Compression},
         }
         values = {
             name: named[name].get(text.lower(), text) if name in named else yaml.safe_load(text)
@@ -198,20 +199,16 @@ def _check_sync(options: GradientOptions) -> None:
     sync, quorum, staleness, delay = options.sync, options.quorum, options.staleness, options.delay
     if sync not in SYNCS:
         raise InvalidError(f"sync ({sync!r}): must be one of {', '.join(map(repr, SYNCS))}")
-    if sync == "quorum" and (not _is_whole(quorum) or quorum < 1):
+    if sync == "quorum" and (not is_whole(quorum) or quorum < 1):
         raise InvalidError(
             f"quorum ({quorum!r}): with sync='quorum' it must be a number of ranks, from 1 to the number of all"
         )
     if sync != "quorum" and quorum is not None:
         raise InvalidError(f"quorum ({quorum!r}): only sync='quorum' has one; sync is {sync!r}")
-    if not _is_whole(staleness) or staleness < 0:
+    if not is_whole(staleness) or staleness < 0:
         raise InvalidError(f"staleness ({staleness!r}): must be a whole number of steps from 0")
     if delay not in (0, 1) or isinstance(delay, bool):
         raise InvalidError(f"delay ({delay!r}): must be 0 or 1")
-
-
-def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _checked_groups(groups: Any) -> int | tuple[tuple[Any, ...], ...] | None:

@@ -49,8 +49,8 @@ class ReductionOptions:
     )
     algorithm: Algorithm | SparseAlgorithm | None = option(
         None,
-        '"auto" or an allreduce algorithm; None: that of `init`. With a `TopK` an algorithm for top-k gradients '
-        '("hitopk", "naive_allgather", "gtopk"); None: "hitopk".',
+        '"auto" or an allreduce algorithm; None: that of `init`. With a `TopK` or `Sign` an algorithm for what they '
+        'send ("hitopk", "naive_allgather", and with `TopK` "gtopk"); None: "hitopk".',
         compared="channel",
     )
     bucket_nbytes: int | None = option(

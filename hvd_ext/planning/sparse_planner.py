@@ -49,6 +49,7 @@ def sparse_plan(
         entry_nbytes: the mean number of bytes of a value and its index, as sent.
         select_s_per_element: the time of a selection, and of any other pass over memory, in seconds per element; None
             for that of the tree, or if it has none for SELECT_S_PER_ELEMENT.
+        merges: whether the codec can pack and merge vectors; if not, plans that do so do not apply.
         height: the levels of branches within which all elements are reduced before the selection: 1 for hosts, 2 for
             racks of hosts, and so on; None for the height with the best price.
 

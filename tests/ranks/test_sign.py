@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import keras
 import numpy as np
 import pytest
@@ -14,21 +11,13 @@ import hvd_ext as hvd
 from hvd_ext.errors import HvdExtError
 from tests.ranks.compare import assert_equal
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.topk_jobs import Expected, apply, gradients, hosts_of, restart, variables
+from tests.ranks.topk_jobs import Expected, apply, gradients, hosts_of, variables
 from tests.ranks.topk_model import SignModel
 from tests.ranks.training import assert_same_bits_on_all_ranks, values
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("apart")]
 
 SIGNS = {"min_elements": 10}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def apart(hvd: Any) -> Iterator[None]:
-    """Two hosts that are far apart; a job of one rank has one."""
-    restart(hosts_of(hvd.size()))
-    yield
-    hvd.shutdown()
 
 
 class Beside:

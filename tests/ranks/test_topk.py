@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -24,27 +24,18 @@ from tests.ranks.topk_jobs import (
     gradients,
     hosts_of,
     nothing,
-    restart,
     step_of,
     variables,
 )
 from tests.ranks.training import assert_same_bits_on_all_ranks, values
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("apart")]
 
 STEPS = 4
 WHOLE = {**OPTIONS, "density": 1.0}
 
 # hosts of several ranks, and uneven ones, are shown by the first two tests
 same_on_any_number = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def apart(hvd: Any) -> Iterator[None]:
-    """Two hosts that are far apart; a job of one rank has one."""
-    restart(hosts_of(hvd.size()))
-    yield
-    hvd.shutdown()
 
 
 class Beside:

@@ -1,6 +1,6 @@
 // The order of an epoch: which sample stands at which position. It is a pure function of (seed, epoch, samples, parts,
 // shuffle), computed for one position at a time without memory, so that every rank knows its samples without a word to
-// the others and training goes on anywhere. tests/epoch_order.py has the same function in NumPy.
+// the others and training resumes anywhere. tests/epoch_order.py has the same function in NumPy.
 //
 // Position p lies in part k = p % parts, at place i = p / parts. Part k holds the samples k, k + parts, k + 2 parts,
 // ... and is permuted in itself: the sample at p is k + parts * Permuted(i). So the ranks of a job with `parts` ranks

@@ -32,7 +32,7 @@ class DenseCodec {
   // Whether messages say how many ranks' values their sums have.
   virtual bool CountsTerms() const { return false; }
   virtual int64_t Nbytes(int64_t elements) const = 0;
-  // `data` becomes what the message says, so that the sender and the receivers go on with the same bits.
+  // `data` becomes what the message says, so that the sender and the receivers continue with the same bits.
   virtual void Write(Queue* queue, char* message, char* data, int64_t elements, int32_t terms) const = 0;
   virtual int32_t Terms(const char* message, int64_t elements) const = 0;
   virtual void Read(Queue* queue, const char* message, char* data, int64_t elements) const = 0;
@@ -109,17 +109,15 @@ using VectorCodecMaker = std::unique_ptr<VectorCodec> (*)(std::shared_ptr<Feedba
 std::unique_ptr<VectorCodec> MakeVectorCodec(std::shared_ptr<Feedback> feedback);
 bool IsVectorCodec(const std::string& name);
 
+void AddVectorCodec(const char* name, VectorCodecMaker make);
 // A static one in a codec's file makes it known by its name: that of its file in hvd_ext/compression.
 template <typename Codec>
 struct VectorCodecNamed {
-  explicit VectorCodecNamed(const char* name);
+  explicit VectorCodecNamed(const char* name) {
+    AddVectorCodec(name, [](std::shared_ptr<Feedback> feedback) -> std::unique_ptr<VectorCodec> {
+      return std::make_unique<Codec>(std::move(feedback));
+    });
+  }
 };
-void AddVectorCodec(const char* name, VectorCodecMaker make);
-template <typename Codec>
-VectorCodecNamed<Codec>::VectorCodecNamed(const char* name) {
-  AddVectorCodec(name, [](std::shared_ptr<Feedback> feedback) -> std::unique_ptr<VectorCodec> {
-    return std::make_unique<Codec>(std::move(feedback));
-  });
-}
 
 }  // namespace hvd_ext

@@ -116,7 +116,7 @@ class Executor {
     int64_t begin, elements;
     std::unique_ptr<Request> request{};  // null before it is posted and when it has ended
     Buffer scratch{};                    // the message where it is not the buffer's memory, or a peer's
-    const char* message = nullptr;       // what has come and has not been added or read yet; of a send, what is sent
+    const char* message = nullptr;       // that has arrived and is not added or read yet; of a send, what is sent
     int64_t operation = 0;               // of a send: the newest that writes the message
   };
   struct Segment {

@@ -54,7 +54,7 @@ class PartialGate : public StepGate {
 
   // --- The user. The round of the step after the next `ahead` - 1 ones takes all ranks.
   void Flush(int64_t ahead) HVD_EXT_EXCLUDES(mutex_);
-  // Small bits that travel with this rank's contributions, until they are set again.
+  // Small bits that are sent with this rank's contributions, until they are set again.
   void SetFlags(int64_t flags) HVD_EXT_EXCLUDES(mutex_);
   // Calls `done(true)` when the round of this rank's next step is over, `done(false)` when all ranks have left and this
   // one has taken all rounds.
@@ -64,10 +64,10 @@ class PartialGate : public StepGate {
   void ReadHeld(int64_t tensor, void* to, bool* held) const HVD_EXT_EXCLUDES(mutex_);
   void WriteHeld(int64_t tensor, const void* from) HVD_EXT_EXCLUDES(mutex_);
 
-  // --- The progress role. What is told to rank 0 of a gradient that is there: false, where nothing is new.
+  // --- The progress role. The newest arrival that rank 0 has not been sent; false: there is none.
   bool TakeArrival(int64_t* step, bool* full) HVD_EXT_EXCLUDES(mutex_);
   void Open(int64_t round) HVD_EXT_EXCLUDES(mutex_);
-  // On rank 0: the word has come that a rank's gradient of a step is there.
+  // On rank 0: a rank has announced its gradient of a step.
   void Came(int rank, int64_t step) HVD_EXT_EXCLUDES(mutex_);
   void Leave() HVD_EXT_EXCLUDES(mutex_);
   // All ranks have left, and `last` was their last round.

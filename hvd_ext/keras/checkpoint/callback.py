@@ -21,6 +21,7 @@ from hvd_ext import state
 from hvd_ext.data.cursor import Cursors, DataCursor, begin_epoch, begin_validation
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, runtime
+from hvd_ext.job.log import logger
 from hvd_ext.keras.checkpoint import callback_states, model_state
 from hvd_ext.keras.checkpoint.skipping import Skipping, before_reading
 from hvd_ext.keras.checkpoint.store import Store
@@ -33,7 +34,6 @@ from hvd_ext.tensorflow.gradients.round_flags import SIGNAL_BIT, RoundFlags, par
 
 __all__ = ["Checkpoint", "newest"]
 
-_LOG = logging.getLogger("hvd_ext")
 
 # The ranks ask each other for signals about so often, in seconds. Open MPI kills a job one second after SIGTERM, unless
 # told to wait longer. An exchange takes about a thousandth of this time.
@@ -216,7 +216,7 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
             return
         self._agree_on_signals()
         if not self._watch.start():
-            _LOG.warning("Checkpoint: signals cannot be caught, because `fit` does not run in the main thread")
+            logger.warning("Checkpoint: signals cannot be caught, because `fit` does not run in the main thread")
         here = _here.setdefault(self._directory.absolute(), _Here())
         self._watch.seen, here.seen = self._watch.seen or here.seen, None
 
@@ -334,7 +334,7 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
 
     def _tell(self, level: int, words: str, *values: Any) -> None:
         if runtime.current().engine.rank == 0:
-            _LOG.log(level, "Checkpoint, directory (%s): " + words, self._directory, *values)
+            logger.log(level, "Checkpoint, directory (%s): " + words, self._directory, *values)
 
     def _was_stopped(self, store: Store) -> bool:
         """Give the callbacks their state, and tell whether a callback of any rank had ended training."""
@@ -343,9 +343,9 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
         stopped = any(consensus.exchange(engine, "Checkpoint: stopped", lambda: store.stopped))
         if engine.rank == 0 and left:
             words = "Checkpoint: the checkpoint has the state of callbacks that this fit does not have; dropped: %s"
-            _LOG.warning(words, ", ".join(left))
+            logger.warning(words, ", ".join(left))
         if engine.rank == 0 and stopped:
-            _LOG.warning(
+            logger.warning(
                 "Checkpoint: a callback had ended training after epoch %d: there is nothing left to train in this fit",
                 self._epoch,
             )
@@ -396,7 +396,7 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
     def _stop(self, name: str) -> None:
         self.stopped_by = _here.setdefault(self._directory.absolute(), _Here()).stopped_by = name
         if runtime.current().engine.rank == 0:
-            _LOG.warning("Checkpoint: %s: all ranks have saved, training stops", name)
+            logger.warning("Checkpoint: %s: all ranks have saved, training stops", name)
         if self.on_signal == "exit":
             self._watch.stop()
             sys.exit(self.exit_status)
@@ -406,7 +406,7 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
         waiting = state.unclaimed()
         if waiting and runtime.current().engine.rank == 0:
             names = ", ".join(f"{owner} ({', '.join(arrays)})" for owner, arrays in waiting.items())
-            _LOG.warning("Checkpoint: state in the checkpoint that no owner has claimed is dropped: %s", names)
+            logger.warning("Checkpoint: state in the checkpoint that no owner has claimed is dropped: %s", names)
         state.forget_unclaimed()
 
     def _arguments(self) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +15,12 @@ import tensorflow as tf
 
 from hvd_ext.errors import CheckpointError, InvalidError
 from hvd_ext.job import consensus, runtime
+from hvd_ext.job.log import logger
 from hvd_ext.keras.optimizers.optimizer import wrap
 from hvd_ext.options import faces
 from hvd_ext.options.reduction import option
 from hvd_ext.state.manifest import described
 from hvd_ext.tensorflow.collectives.objects import broadcast_object
-
-_LOG = logging.getLogger("hvd_ext")
 
 # A file is sent to the ranks that lack it in pieces of so many bytes.
 _PIECE_NBYTES = 32 << 20
@@ -110,7 +108,7 @@ def load_model(arguments: LoadArguments) -> keras.Model:
         models: list[keras.Model] = []
         consensus.exchange(job.engine, "load_model", lambda: models.append(loaded(path)))
     if job.engine.rank == root_rank and job.engine.size > 1 and _accumulates(models[0]):
-        _LOG.warning(
+        logger.warning(
             "%s: saved in the middle of a gradient accumulation; the gradients that the other ranks had accumulated "
             "are not in this file, so all ranks continue from those of rank %d",
             where,
@@ -135,7 +133,7 @@ def _shared(job: runtime.Runtime, path: Path, folder: Path, where: str, root: in
         return path
     differing = [rank for rank in lacking if seen[rank] is not None]
     if differing and job.engine.rank == root:
-        _LOG.warning(
+        logger.warning(
             "%s: rank %d has a different file of this name; all ranks use that of rank %d", where, differing[0], root
         )
     if seen[root] == _FOLDER:

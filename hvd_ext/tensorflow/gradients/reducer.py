@@ -7,7 +7,6 @@ parts of a model in turn has one channel for each list of variables.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,20 +15,20 @@ import tensorflow as tf
 from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import process_sets
+from hvd_ext.job.log import logger
 from hvd_ext.job.runtime import Runtime
 from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow import devices, ops
 from hvd_ext.tensorflow.gradients import kinds, policies
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.identity import Identity
-from hvd_ext.tensorflow.gradients.policies import Arrays, Everyone
 from hvd_ext.tensorflow.gradients.registration import GradientSet
 from hvd_ext.tensorflow.gradients.same_start import SameStart, Weights
 from hvd_ext.tensorflow.gradients.step import Slot, Step
 from hvd_ext.tensorflow.layers import Checksums
 
 Facts = Callable[[], dict[str, Any]]
-_LOG = logging.getLogger("hvd_ext")
 
 
 class Reducer:
@@ -282,7 +281,7 @@ class Reducer:
         every = self._sets.get(keys)
         if every is None or every.job is not job or not every.is_open:
             if every is not None and every.policy.loses_at_shutdown:
-                _LOG.warning(
+                logger.warning(
                     "%s: hvd_ext was shut down, and the residuals are lost; call hvd_ext.flush() before shutdown()",
                     self.label,
                 )

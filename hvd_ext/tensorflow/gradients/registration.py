@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,11 +31,11 @@ from hvd_ext.options.reduction import compared
 from hvd_ext.planning.layout import Groups, Layout, layout
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import DTYPES, Tensor
+from hvd_ext.state import Arrays
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import explanation, identity as identities, kinds as gradient_kinds, policies
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.identity import Identity
-from hvd_ext.tensorflow.gradients.policies import Arrays
 from hvd_ext.tensorflow.gradients.replanning import Replanning
 from hvd_ext.tensorflow.gradients.same_start import SameStart, Weights
 from hvd_ext.topology.tree import Tree
@@ -44,7 +43,6 @@ from hvd_ext.topology.tree import Tree
 # All channels share one name, so that ranks that open different channels meet, and learn what differs.
 EXCHANGE = "agreement on gradients"
 
-_LOG = logging.getLogger("hvd_ext")
 _LIST = "the list of variables"
 _DENSE = gradient_kinds.DENSE
 

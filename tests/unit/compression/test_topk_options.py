@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import hvd_ext as hvd
-from hvd_ext.compression import density, from_text
+from hvd_ext.compression import from_text
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import Compression, Options
 from hvd_ext.options.gradients import GradientOptions
@@ -102,7 +102,7 @@ FALLING = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 def test_each_density_of_a_warm_up_above_the_last_has_an_equal_part_of_its_steps(
     topk: hvd.TopK, densities: dict[int, float]
 ) -> None:
-    plan = density.schedule(topk)
+    plan = topk.schedule
     places = {step: bisect.bisect_right(plan.firsts, step) - 1 for step in densities}
     assert {step: plan.densities[place] for step, place in places.items()} == densities
 

@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING
 
-from hvd_ext.tensorflow.gradients.policies.base import Arrays as Arrays, Everyone as Everyone, Policy as Policy
+from hvd_ext.tensorflow.gradients.policies.base import Policy as Policy
 
 if TYPE_CHECKING:
     from hvd_ext.options.gradients import GradientOptions

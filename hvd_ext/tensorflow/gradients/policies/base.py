@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import tensorflow as tf
+
+from hvd_ext.state import Arrays, Everyone
 
 if TYPE_CHECKING:
     from hvd_ext.tensorflow.gradients.channel import Channel
     from hvd_ext.tensorflow.gradients.registration import GradientSet
     from hvd_ext.tensorflow.gradients.step import Step
-
-Arrays = dict[str, np.ndarray]
-Everyone = Callable[[], Iterable[Arrays]]
 
 
 class Policy:

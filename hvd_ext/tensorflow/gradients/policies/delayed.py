@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow.gradients.carried import Delayed as Result
-from hvd_ext.tensorflow.gradients.policies.base import Arrays, Everyone, Policy
+from hvd_ext.tensorflow.gradients.policies.base import Policy
 
 if TYPE_CHECKING:
     from hvd_ext.tensorflow.gradients.channel import Channel

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from hvd_ext.engine.partial import Partial
+from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow.gradients import carried, kinds
 from hvd_ext.tensorflow.gradients.carried import Held
-from hvd_ext.tensorflow.gradients.policies.base import Arrays, Everyone, Policy
+from hvd_ext.tensorflow.gradients.policies.base import Policy
 from hvd_ext.tensorflow.gradients.quorum import AutoQuorum
 
 if TYPE_CHECKING:

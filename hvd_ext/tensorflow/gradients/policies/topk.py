@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from hvd_ext.job import consensus
+from hvd_ext.job.log import logger
 from hvd_ext.planning.step_times import StepTimes
+from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow.gradients import kinds as gradient_kinds
-from hvd_ext.tensorflow.gradients.policies.base import Arrays, Everyone, Policy
+from hvd_ext.tensorflow.gradients.policies.base import Policy
 from hvd_ext.tensorflow.gradients.until import Until
 from hvd_ext.tensorflow.topk import correction, residuals
 from hvd_ext.tensorflow.topk.feedback import Feedback
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from hvd_ext.tensorflow.gradients.channel import Channel
     from hvd_ext.tensorflow.gradients.registration import GradientSet
     from hvd_ext.tensorflow.gradients.step import Step
-
-_LOG = logging.getLogger("hvd_ext")
 
 
 class TopKGradients(Policy):
@@ -178,18 +177,20 @@ class TopKGradients(Policy):
             one.not_alone()
 
     def _warn_single_host(self, laid_out: Layout) -> None:
-        """Warn once, on the first rank, that `TopK` has no effect on one host."""
-        job, label = self.gradients.job, self.gradients.label
+        """Warn once, on the first rank, that a codec has no effect on one host."""
+        job, label, codec = self.gradients.job, self.gradients.label, type(self._codec).__name__
         choices = [bucket.choice for bucket in laid_out.buckets if bucket.selection is not None]
         if job.engine.rank or not choices or any(choice and choice.selects for choice in choices):
             return
         if job.count("top-k without a selection") == 0:
-            _LOG.warning(
-                "%s: TopK changes nothing in this job: gradients are selected where they leave a host, and there is "
-                "one host (%d %s); they are sent whole, as without TopK",
+            logger.warning(
+                "%s: %s changes nothing in this job: gradients are selected where they leave a host, and there is "
+                "one host (%d %s); they are sent whole, as without %s",
                 label,
+                codec,
                 job.engine.size,
                 "rank" if job.engine.size == 1 else "ranks",
+                codec,
             )
 
 
