@@ -35,12 +35,17 @@ def once(load: Loader) -> Loader:
     """
     lock, kept = threading.RLock(), functools.cache(load)
 
+    @functools.cache  # which enters nothing once there is a result
     @functools.wraps(load)
     def loaded() -> Any:
         with lock:
             return kept()
 
-    loaded.cache_clear = kept.cache_clear  # type: ignore[attr-defined]
+    def cache_clear(clear: Callable[[], None] = loaded.cache_clear) -> None:
+        kept.cache_clear()
+        clear()
+
+    loaded.cache_clear = cache_clear  # type: ignore[method-assign]
     return loaded  # type: ignore[return-value]
 
 

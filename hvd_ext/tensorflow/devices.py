@@ -1,11 +1,8 @@
-"""Machines with GPUs: each rank of a host gets a GPU. Our ops run on the CPU: tensors go through host memory, and XLA
-compiles none of them.
-"""
+"""Machines with GPUs: each rank of a host gets a GPU."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import platform
 from collections.abc import Iterable, Sequence
@@ -16,9 +13,7 @@ import tensorflow as tf
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, runtime
 from hvd_ext.job.log import logger
-from hvd_ext.options import compatibility
 
-HOST = "CPU:0"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _logged: set[str] = set()  # the warnings that this process has logged
 
@@ -84,23 +79,6 @@ def on_gpu(variables: Iterable[Any]) -> bool:
     return all(":GPU:" in (getattr(variable, "device", None) or "") for variable in tensors)
 
 
-def refuse_xla(label: str) -> None:
-    """Raise `InvalidError` if XLA will compile the graph under construction, or one around it; eager calls pass."""
-    if not tf.executing_eagerly() and under_xla():
-        raise InvalidError(f"{label}: {compatibility.XLA}")
-
-
-def under_xla() -> bool:
-    """Say whether XLA will compile the graph under construction, or a graph around it."""
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        context = graph._get_control_flow_context()
-        if context is not None and context.IsXLAContext():
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False
-
-
 def choose(answers: Sequence[Seen]) -> list[int | None]:
     """Give each rank its GPU's place in TensorFlow's list, or None; `InvalidError` as `pin_gpu`."""
     chosen: list[int | None] = []
@@ -147,26 +125,6 @@ def warn_of_shared() -> None:
             seen,
             job.hosts[job.engine.rank],
         )
-
-
-class OnHost:
-    """The functions of a library of ops, which run on the CPU, but those named `anywhere` on the caller's device."""
-
-    def __init__(self, module: Any, anywhere: Sequence[str] = ()) -> None:
-        self._module, self._anywhere = module, anywhere
-
-    def __getattr__(self, name: str) -> Any:
-        plain = getattr(self._module, name)
-        if name in self._anywhere:
-            return plain
-
-        @functools.wraps(plain)
-        def on_host(*args: Any, **kwargs: Any) -> Any:
-            with tf.device(HOST):
-                return plain(*args, **kwargs)
-
-        setattr(self, name, on_host)
-        return on_host
 
 
 def _initialized() -> bool:

@@ -30,7 +30,7 @@ def usable(variables: Sequence[Any]) -> bool:
     """Say whether the ops can work on variables: there is a library, and neither a GPU nor XLA has to do with them."""
     return (
         all(tf.as_dtype(variable.dtype).name in DTYPES and not devices.on_gpu([variable]) for variable in variables)
-        and not devices.under_xla()
+        and not ops.under_xla()
         and _is_there()
     )
 

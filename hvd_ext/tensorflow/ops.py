@@ -1,8 +1,12 @@
-"""The TensorFlow ops of tf_ops/ops, which are loaded at their first use; their errors, and the names of calls."""
+"""The TensorFlow ops of tf_ops/ops, which are loaded at their first use; their errors, and the names of calls.
+
+They run on the CPU: tensors of a GPU go through host memory, and XLA compiles none of them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -11,9 +15,9 @@ import tensorflow as tf
 
 from hvd_ext import errors
 from hvd_ext.engine import libraries, native, versions
-from hvd_ext.errors import NativeLibraryError
+from hvd_ext.errors import InvalidError, NativeLibraryError
 from hvd_ext.job import runtime
-from hvd_ext.tensorflow import devices
+from hvd_ext.options import compatibility
 
 # These ops are ordered by their names or their channel. Without this list TensorFlow would run them one after another.
 _INDEPENDENT = (
@@ -42,6 +46,26 @@ def plain(function: Function) -> Function:
     return tf.autograph.experimental.do_not_convert(function)
 
 
+class _OnHost:
+    """The functions of a library of ops, which run on the CPU, but those named `anywhere` on the caller's device."""
+
+    def __init__(self, module: Any, anywhere: Sequence[str] = ()) -> None:
+        self._module, self._anywhere = module, anywhere
+
+    def __getattr__(self, name: str) -> Any:
+        plain = getattr(self._module, name)
+        if name in self._anywhere:
+            return plain
+
+        @functools.wraps(plain)
+        def on_host(*args: Any, **kwargs: Any) -> Any:
+            with tf.device("CPU:0"):
+                return plain(*args, **kwargs)
+
+        setattr(self, name, on_host)
+        return on_host
+
+
 @libraries.once
 def library() -> Any:
     """Load the ops; those that communicate run on the CPU. `NativeLibraryError` if they do not fit this TensorFlow."""
@@ -66,7 +90,24 @@ def library() -> Any:
         ) from None
     _keep_independent()
     _register_gradient()
-    return devices.OnHost(module, anywhere=("hvd_ext_together",))
+    return _OnHost(module, anywhere=("hvd_ext_together",))
+
+
+def refuse_xla(label: str) -> None:
+    """Raise `InvalidError` if XLA will compile the graph under construction, or one around it; eager calls pass."""
+    if not tf.executing_eagerly() and under_xla():
+        raise InvalidError(f"{label}: {compatibility.XLA}")
+
+
+def under_xla() -> bool:
+    """Say whether XLA will compile the graph under construction, or a graph around it."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        context = graph._get_control_flow_context()
+        if context is not None and context.IsXLAContext():
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def begin_step(channel: int) -> tf.Operation | None:

@@ -15,7 +15,7 @@ from hvd_ext.tensorflow import layers
 from hvd_ext.tensorflow.collectives.objects import allgather_object
 from hvd_ext.tensorflow.collectives.variables import broadcast_variables
 from hvd_ext.tensorflow.gradients import kinds
-from hvd_ext.tensorflow.gradients.distribution import reducer_of
+from hvd_ext.tensorflow.gradients.reducer import reducer_of
 from hvd_ext.tensorflow.gradients.round_flags import partial_reducer
 
 _NAME = "BroadcastGlobalVariablesCallback"

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.tensorflow.gradients import kinds
-from hvd_ext.tensorflow.gradients.distribution import reducer_of
+from hvd_ext.tensorflow.gradients.reducer import reducer_of
 
 # The attributes in which optimizers keep velocities that contain the learning rate. Muon has none: it applies the rate
 # after its momentum.

@@ -20,8 +20,7 @@ from hvd_ext.keras.optimizers.models import optimizers
 from hvd_ext.keras.optimizers.momentum import MomentumTaken
 from hvd_ext.state import Arrays, Everyone, arrays, manifest
 from hvd_ext.state.manifest import Manifest
-from hvd_ext.tensorflow.gradients.distribution import reducer_of
-from hvd_ext.tensorflow.gradients.reducer import Reducer
+from hvd_ext.tensorflow.gradients.reducer import Reducer, reducer_of
 from hvd_ext.tensorflow.topk import feedback, residuals
 
 _NAME = re.compile(r"(top-k|held|delayed): optimizer (\d+), variables (\d+)")

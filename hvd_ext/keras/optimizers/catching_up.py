@@ -10,9 +10,7 @@ import tensorflow as tf
 from hvd_ext.errors import InvalidError
 from hvd_ext.keras.optimizers.wrapper import Distributed, updates
 from hvd_ext.tensorflow.gradients import kinds
-from hvd_ext.tensorflow.gradients.distribution import reducer_of
-from hvd_ext.tensorflow.gradients.reducer import Reducer
-from hvd_ext.tensorflow.gradients.registration import GradientSet
+from hvd_ext.tensorflow.gradients.reducer import GradientSet, Reducer, reducer_of
 
 
 def catch_up(optimizer: Any) -> int:
@@ -75,10 +73,9 @@ def _open(reducer: Reducer) -> Iterator[GradientSet]:
 
 def _apply(optimizer: Any, gradients: GradientSet) -> None:
     """Apply a result that is there, in as many passes as an update takes."""
-    reducer = optimizer._hvd_ext.reducer
     passes, done = accumulated(optimizer)
     by_key = {kinds.key(variable): variable for variable in updates(optimizer)._trainable_variables}
-    variables = [by_key[key] for key in reducer.keys_of(gradients)]
+    variables = [by_key[key] for key in gradients.keys]
     for _ in range(passes - done):
         if done:  # the passes before are this rank's gradient of the step
             optimizer.apply(

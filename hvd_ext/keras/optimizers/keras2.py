@@ -28,8 +28,7 @@ from hvd_ext.options import Sum, compatibility
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import identity, kinds
-from hvd_ext.tensorflow.gradients.distribution import Distribution
-from hvd_ext.tensorflow.gradients.reducer import Reducer
+from hvd_ext.tensorflow.gradients.reducer import Distribution, Reducer
 from hvd_ext.tensorflow.skipping import Skipping
 
 # The two ways to tell an optimizer that its gradients are reduced already: since Keras 2.11, and before.

@@ -32,9 +32,9 @@ from hvd_ext.options import faces
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.options.reduction import option
 from hvd_ext.tensorflow import devices
-from hvd_ext.tensorflow.gradients import distribution, explanation, identity
+from hvd_ext.tensorflow.gradients import explanation, identity
 from hvd_ext.tensorflow.gradients.channel import Channel
-from hvd_ext.tensorflow.gradients.reducer import Reducer
+from hvd_ext.tensorflow.gradients.reducer import Reducer, distribution_of, reducer_of
 from hvd_ext.tensorflow.skipping import Skipping
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def channels(optimizer: Any) -> tuple[Channel, ...]:
     Raises:
         InvalidError: the optimizer is not wrapped.
     """
-    reducer = distribution.reducer_of(optimizer)
+    reducer = reducer_of(optimizer)
     if reducer is None:
         raise InvalidError(f"optimizer ({optimizer!r}): must come from hvd_ext.DistributedOptimizer")
     return reducer.channels
@@ -173,7 +173,7 @@ def flush(optimizer: Any) -> None:
         InvalidError: the optimizer is not wrapped, or keeps nothing.
         CommunicationError: another rank has ended, or does not call it in time.
     """
-    reducer = distribution.reducer_of(optimizer)
+    reducer = reducer_of(optimizer)
     if reducer is None or reducer.policy.keeps not in ("top-k", "held"):
         raise InvalidError(
             f"flush ({optimizer!r}): must be an optimizer from hvd_ext.DistributedOptimizer with "
@@ -207,7 +207,7 @@ def explain(optimizer: Any, file: str | Path | None = None) -> str:
     Raises:
         InvalidError: the optimizer is not wrapped or has made no step, or the file cannot be written.
     """
-    reducer = distribution.reducer_of(optimizer)
+    reducer = reducer_of(optimizer)
     if reducer is None:
         raise InvalidError(f"explain ({optimizer!r}): must be an optimizer from hvd_ext.DistributedOptimizer")
     text = explanation.explained(reducer, file)
@@ -268,7 +268,7 @@ def _check_sparse(optimizer: keras.optimizers.Optimizer, label: str) -> None:
 
 def _wrapped_before(optimizer: Any) -> Any:
     """Give the optimizer if it is wrapped, or the wrapped loss-scale optimizer that was made around it, or None."""
-    ours = distribution.of(optimizer)
+    ours = distribution_of(optimizer)
     found = optimizer if ours is None else ours.outer()
     return found if isinstance(found, Distributed) else None
 

@@ -29,8 +29,7 @@ from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.keras.optimizers import checks, xla
 from hvd_ext.options import compatibility
 from hvd_ext.tensorflow.gradients import kinds
-from hvd_ext.tensorflow.gradients.distribution import Distribution
-from hvd_ext.tensorflow.gradients.reducer import Reducer
+from hvd_ext.tensorflow.gradients.reducer import Distribution, Reducer
 from hvd_ext.tensorflow.gradients.step import Step
 from hvd_ext.tensorflow.sharing import Trial
 from hvd_ext.tensorflow.skipping import Skipping
@@ -41,13 +40,16 @@ class KerasDistribution(Distribution):
     """What a wrapped optimizer of Keras 3 has of ours.
 
     Args:
+        first_half: in the first half of a step that is divided for XLA (`xla.divided`): takes the gradients.
+        compiles_update: whether XLA compiles the update by reduced gradients, the second half of such a step.
         trial: which way to compute the norms of LARS and LAMB is faster, while that is tried out.
         moved: keys of variables whose gradients have gone through momentum correction in some step.
         used: keys of variables whose slots of momentum some step has read.
     """
 
     skipping: Skipping | None = None
-    halves: xla.Halves = dataclasses.field(default_factory=xla.Halves)
+    first_half: list[Any] | None = None
+    compiles_update: bool = False
     trial: Trial | None = None
     moved: frozenset[Any] = frozenset()
     used: frozenset[Any] = frozenset()
@@ -104,7 +106,8 @@ class Wrapper(Distributed):
         """
         grads = list(grads)
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        if self._hvd_ext.halves.take(grads):
+        if self._hvd_ext.first_half is not None:
+            self._hvd_ext.first_half += grads
             return
         if not grads or (trainable_variables is None and len(grads) != len(variables)):
             super().apply(grads, trainable_variables)  # Keras does nothing, or says what is wrong
@@ -127,7 +130,7 @@ class Wrapper(Distributed):
         begun = reducer.begin(
             grads,
             variables,
-            lambda: {**checks.settings(self, reducer.label), "jit_compile": self._hvd_ext.halves.compiles_update},
+            lambda: {**checks.settings(self, reducer.label), "jit_compile": self._hvd_ext.compiles_update},
             # slices can be neither accumulated nor divided by a loss scale
             dense=scaling or bool(self.gradient_accumulation_steps) or self.loss_scale_factor is not None,
             communicates=scaling or _is_update_step(self),
@@ -157,8 +160,9 @@ class Wrapper(Distributed):
                 self._hvd_ext.skipping.count(
                     tf.not_equal(updating._iterations.value, before), tf.convert_to_tensor(self.dynamic_scale) > 1
                 )
-            passes = updating.gradient_accumulation_steps or 1
-            checks.same_weights(reducer, step.name, updating._iterations.value, variables, passes)
+            if reducer.options.check_every:
+                passes = updating.gradient_accumulation_steps or 1
+                checks.same_weights(reducer, step.name, updating._iterations.value, variables, passes)
 
     def _clip_gradients(self, grads: Any) -> Any:
         if _reduces_first(self):
@@ -250,7 +254,7 @@ def _scales_loss(optimizer: Any) -> bool:
 
 def _reduces_first(optimizer: Any) -> bool:
     """Whether the gradients are reduced in front of Keras' `apply`; else `_clip_gradients` reduces them."""
-    at_once = optimizer._hvd_ext.reducer.policy.may_skip or optimizer._hvd_ext.halves.compiles_update
+    at_once = optimizer._hvd_ext.reducer.policy.may_skip or optimizer._hvd_ext.compiles_update
     return _scales_loss(optimizer) or (at_once and not optimizer.gradient_accumulation_steps)
 
 
@@ -292,7 +296,7 @@ def _reduced_first(optimizer: Any, step: Step) -> tuple[list[Any], Any]:
 def _update(optimizer: Any, plain: Any, variables: list[Any], reduced: Sequence[Any], scale: Any) -> None:
     """Apply reduced gradients, multiplied by their scale, by Keras' `apply`; compiled with XLA if the step is."""
     gradients = [_multiplied(gradient, scale) for gradient in reduced]
-    if optimizer._hvd_ext.halves.compiles_update:
+    if optimizer._hvd_ext.compiles_update:
         xla.update(lambda tensors: plain(tensors, variables), gradients)
     else:
         plain(gradients, variables)

@@ -7,44 +7,10 @@ backward pass.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-
-
-class Halves:
-    """Which half of a divided step a wrapped `apply` is traced in; the second one compiles the update."""
-
-    def __init__(self) -> None:
-        self._gradients: list[Any] | None = None
-        self.compiles_update = False
-
-    def take(self, gradients: Sequence[Any]) -> bool:
-        """Take the gradients of an `apply` in the first half; tell whether it was one, which reduces nothing."""
-        if self._gradients is None:
-            return False
-        self._gradients += gradients
-        return True
-
-    @contextlib.contextmanager
-    def first(self) -> Iterator[list[Any]]:
-        """Begin the first half; yields a list, which then has the gradients that `apply` was given."""
-        self._gradients = []
-        try:
-            yield self._gradients
-        finally:
-            self._gradients = None
-
-    @contextlib.contextmanager
-    def second(self) -> Iterator[None]:
-        """Begin the second half."""
-        self.compiles_update = True
-        try:
-            yield
-        finally:
-            self.compiles_update = False
 
 
 def divided(model: Any) -> Callable[[Any], Any]:
@@ -57,12 +23,14 @@ def divided(model: Any) -> Callable[[Any], Any]:
     Returns:
         A step that does the same, for a function that XLA does not compile. Metrics are computed before the update.
     """
-    plain, optimizer, halves = model.train_step, model.optimizer, model.optimizer._hvd_ext.halves
+    plain, optimizer, distribution = model.train_step, model.optimizer, model.optimizer._hvd_ext
 
     def gradients_of(data: Any) -> tuple[Any, list[Any]]:
-        with halves.first() as gradients:
-            logs = plain(data)
-        return logs, gradients
+        distribution.first_half = gradients = []
+        try:
+            return plain(data), gradients
+        finally:
+            distribution.first_half = None
 
     first = tf.function(gradients_of, jit_compile=True, reduce_retracing=True, autograph=False)
 
@@ -77,8 +45,11 @@ def divided(model: Any) -> Callable[[Any], Any]:
                     optimizer.build(model.trainable_weights)
         logs, gradients = first(data)
         if gradients:
-            with halves.second():
+            distribution.compiles_update = True
+            try:
                 optimizer.apply(gradients, model.trainable_weights)
+            finally:
+                distribution.compiles_update = False
         return logs
 
     return step

@@ -12,7 +12,7 @@ import tensorflow as tf
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import process_sets
 from hvd_ext.options import Average, ReduceOp, Sum, check_op
-from hvd_ext.tensorflow import devices, ops
+from hvd_ext.tensorflow import ops
 
 if TYPE_CHECKING:
     from hvd_ext.job.process_sets import ProcessSet
@@ -45,7 +45,7 @@ def preparing(kind: str, name: str | None, process_set: ProcessSet | None) -> It
         InvalidError: the name is not a string or is empty, this rank is not in the set, or XLA compiles the caller.
     """
     job = process_sets.member(process_set, kind)
-    devices.refuse_xla(kind)
+    ops.refuse_xla(kind)
     if name is not None and (not isinstance(name, str) or not name):
         raise InvalidError(f"{kind}: name ({name!r}): must be a text that is not empty, or None")
     call = Call(kind, job, ops.call_name(kind, name, job), name is None and tf.executing_eagerly())

@@ -34,7 +34,7 @@ class Channel:
 
     Attributes:
         name: the channel's name, for messages.
-        kinds: the combined kinds of all ranks, one letter for each gradient (`registration.joint`).
+        kinds: the combined kinds of all ranks, one letter for each gradient (`kinds.joint`).
         layout: how the next step is reduced. Its buckets have the dense gradients; sparse gradients are reduced
             separately (`hvd_ext.tensorflow.collectives.sparse`).
         settings: the options that the layout depends on, as text.
@@ -89,7 +89,7 @@ class Channel:
     @property
     def is_open(self) -> bool:
         """Whether the channel was not closed and its engine still runs."""
-        return self._handle is not None and _runs(self._owner)
+        return self._handle is not None and self._owner.running
 
     @property
     def sent_tensors(self) -> list[Tensor]:
@@ -321,9 +321,3 @@ def handed_over(layout: Layout, places: Sequence[int]) -> list[tuple[int, ...]]:
         small.append(place)
         room -= nbytes
     return [*lists, tuple(small)] if small else lists
-
-
-def _runs(owner: runtime.Runtime) -> bool:
-    """Whether it is the runtime of the job, or of a process set that still exists."""
-    job = runtime.current_or_none()
-    return job is not None and (job is owner or owner in job.subsets.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -44,6 +45,18 @@ def kind(gradient: Any, dense: bool) -> str:
     if gradient is None:
         return NONE
     return SPARSE if isinstance(gradient, tf.IndexedSlices) and not dense else DENSE
+
+
+def joint(ranks: Sequence[str]) -> str:
+    """Combine the ranks' kinds of each gradient.
+
+    Args:
+        ranks: for each rank, one letter per gradient, from `kind`.
+
+    Returns:
+        For each gradient "-" if no rank has it, "s" if every rank that has it has it sparse, else "d".
+    """
+    return "".join("d" if "d" in kinds else "s" if "s" in kinds else "-" for kinds in zip(*ranks, strict=True))
 
 
 def ready(label: str, gradient: Any, variable: Any, agreed: str, divisor: int) -> Any:

@@ -1,34 +1,258 @@
-"""The reduction of a list of gradients over the ranks, for the optimizers of Keras 3 and Keras 2 and for tapes.
+"""The reduction of lists of gradients over the ranks, for the optimizers of Keras 3 and Keras 2 and for tapes.
 
-Channels are opened when they are first needed. Most optimizers need one. An optimizer or tape that is used for several
-parts of a model in turn has one channel for each list of variables.
+A `GradientSet` is one list of variables with its channels; a `Reducer` has the lists of one optimizer or tape. Most
+have one list. An optimizer or tape that is used for several parts of a model in turn has one for each part.
+
+Ranks may have different gradients: a variable that a rank's loss does not use has no gradient on that rank. In eager
+mode the ranks tell each other at every step which gradients they have. A traced function has the same gradients at
+every step, so its ranks exchange their patterns only when they trace a pattern that is new to them; all ranks must then
+reach a new pattern together. With partial rounds no rank may wait for the others, so the gradients are those of the
+first step for good.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import process_sets
+from hvd_ext.job import banner, consensus, process_sets
 from hvd_ext.job.log import logger
 from hvd_ext.job.runtime import Runtime
+from hvd_ext.options import is_file
 from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.planning.layout import Groups
+from hvd_ext.planning.tensors import Tensor
 from hvd_ext.state import Arrays, Everyone
-from hvd_ext.tensorflow import devices, ops
-from hvd_ext.tensorflow.gradients import kinds, policies
+from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.gradients import explanation, kinds, policies, registration
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.identity import Identity
-from hvd_ext.tensorflow.gradients.registration import GradientSet
+from hvd_ext.tensorflow.gradients.replanning import Replanning
 from hvd_ext.tensorflow.gradients.same_start import SameStart, Weights
 from hvd_ext.tensorflow.gradients.step import Slot, Step
 from hvd_ext.tensorflow.layers import Checksums
 
+_LIST = "the list of variables"
+
 Facts = Callable[[], dict[str, Any]]
+
+
+class GradientSet:
+    """One list of variables, on which the ranks of one runtime have agreed.
+
+    Attributes:
+        job: the runtime of the ranks that take part.
+        channels: the channels opened so far. Another one is opened when a variable gets its first dense gradient.
+        replannings: what plans the buckets of each channel again; none on one rank.
+        name: the same on all ranks; unique in the job once the first channel is open.
+        label: the name of the optimizer or tape.
+        is_of_optimizer: whether it is an optimizer's.
+        keys: of the variables.
+        policy: what the gradients go through besides the sum over the ranks.
+        start: the comparison of the weights before the first update; None if there is none.
+
+    Args:
+        reducer: that of the optimizer or tape.
+        job: the runtime of the ranks that take part.
+        variables: the list, without local variables.
+        first_step: returns the number of update steps before the first; the value of rank 0 counts.
+        start: compares the weights before the first update; None to skip this comparison.
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        job: Runtime,
+        variables: Sequence[Any],
+        first_step: Callable[[], int] = lambda: 0,
+        start: SameStart | None = None,
+    ) -> None:
+        self.start = start
+        self.job = job
+        self.channels: list[Channel] = []
+        self.replannings: dict[Channel, Replanning] = {}
+        self.options, self.momentum, self.first_step = reducer.options, reducer.momentum, first_step
+        self.holds_again = reducer.holds_again
+        self.policy = reducer.policy(self)
+        self.keys = [kinds.key(variable) for variable in variables]
+        self._identity = reducer.identity
+        self._described = reducer.identity.described()
+        self.name = self.label = reducer.label
+        self.is_of_optimizer = bool(reducer.identity.name)
+        self._tensors = [
+            Tensor(kinds.name(variable), tuple(variable.shape), kinds.dtype(variable).name) for variable in variables
+        ]
+        self._groups = _groups(self.options.groups, self.keys)
+        self._agreement = job.agreement(registration.EXCHANGE)
+        self._traced: dict[str, str] = {}  # own kinds -> the ranks' kinds
+        self._number = -1
+        self._last = ""
+        self._since_update = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether all its channels are open; also True before the first channel."""
+        return all(channel.is_open for channel in self.channels)
+
+    def agree(
+        self,
+        own: str,
+        check: Callable[[], None],
+        facts: Facts,
+        *,
+        communicates: bool = True,
+        weights: Weights | None = None,
+    ) -> tuple[Channel, str]:
+        """Agree with the ranks on the gradients of an eager step, or of a function that is being traced.
+
+        Args:
+            own: this rank's kinds (`kinds.kind`), one letter for each variable.
+            check: checks this rank's gradients, when the ranks exchange their kinds; an exception in it is raised on
+                all ranks.
+            facts: returns what must be the same on all ranks before the first step; an exception likewise.
+            communicates: False if this eager call only accumulates gradients; then nothing is exchanged.
+            weights: the weights that `start` compares.
+
+        Returns:
+            A channel for all dense gradients, and the combined kinds of all ranks.
+
+        Raises:
+            MismatchError: the ranks' variables, options or first weights differ.
+            HvdExtError: what `check` or `facts` raised on some rank.
+        """
+        traced = not tf.executing_eagerly()
+        # an agreement takes several exchanges, and another thread's must not come between them
+        with self._agreement, tf.init_scope():  # exchanges are eager, and `facts` may read Keras' learning rate
+            if not self.channels:
+
+                def first() -> dict[str, Any]:
+                    check()
+                    return {_LIST: "new", **facts()}
+
+                channel = self._open(own, first, self.start, weights)
+                banner.say(self.job, banner.optimizer_line(channel.name, channel.layout, self.options))
+                found = channel.kinds
+            elif self.policy.agrees_once:
+                return self.channels[0], self._agreed_for_good(own)
+            elif traced:
+                found = self._traced.get(own) or self._exchanged(own, check)
+            else:
+                own = kinds.joint([own, self._since_update]) if self._since_update else own
+                if not communicates:
+                    self._since_update = own
+                    joint = kinds.joint([own, self._last])
+                    return self.channels[-1], self.policy.classify(joint, self.channels[-1])
+                found = self._exchanged(own, check)
+            if traced:
+                self._traced[own] = found
+            else:
+                self._since_update = "" if communicates else own
+            self._last = found
+            channel = self._channel(found)
+            return channel, self.policy.classify(found, channel)
+
+    def save_layout(self) -> Arrays:
+        """Copy the layout of the newest channel, and its number of steps; an empty dict without a plan."""
+        newest = self.replannings.get(self.channels[-1]) if self.channels else None
+        return {} if newest is None or not self.channels[-1].is_open else newest.save()
+
+    def load_layout(self, own: Arrays) -> None:
+        """Go on with what `save_layout` returned, after the first channel was opened; all ranks call it alike."""
+        newest = self.replannings.get(self.channels[-1])
+        if newest is not None:
+            newest.load(own)
+
+    def close(self) -> None:
+        """Close all channels."""
+        for channel in self.channels:
+            channel.close()
+
+    def _agreed_for_good(self, own: str) -> str:
+        """Check this rank's kinds against those of the first step."""
+        agreed = self.channels[0].kinds
+        new = [place for place, kind in enumerate(own) if kind != kinds.NONE and agreed[place] != kind]
+        if new:
+            raise InvalidError(
+                f"{self.label}: no rank had a gradient of {self._tensors[new[0]].name!r} in the first step; with "
+                f"sync={self.options.sync!r} the ranks agree on their gradients once, because later steps do not wait "
+                "for each other"
+            )
+        return agreed
+
+    def _exchanged(self, own: str, check: Callable[[], None]) -> str:
+        def mine() -> dict[str, Any]:
+            check()
+            return {"identity": self._described, "facts": {_LIST: f"registered as number {self._number}"}, "kinds": own}
+
+        values = consensus.exchange(self.job.engine, registration.EXCHANGE, mine)
+        if any((value["identity"], value["facts"]) != (values[0]["identity"], values[0]["facts"]) for value in values):
+            registration.check_facts(values, self.job.engine.ranks)
+        return kinds.joint([value["kinds"] for value in values])
+
+    def _channel(self, found: str) -> Channel:
+        for channel in reversed(self.channels) if self.policy.newest_channel_only else self.channels:
+            pairs = zip(channel.kinds, found, strict=True)
+            if all(kind == kinds.DENSE for kind, wanted in pairs if wanted == kinds.DENSE):
+                return channel
+        opened = [channel.kinds for channel in self.channels]
+        return self._open(
+            kinds.joint([found, *opened]), lambda: {_LIST: f"number {self._number}, with more dense gradients"}
+        )
+
+    def _open(
+        self,
+        own: str,
+        facts: Callable[[], dict[str, Any]],
+        start: SameStart | None = None,
+        weights: Weights | None = None,
+    ) -> Channel:
+        channel = registration.open_channel(
+            self.label,
+            self._tensors,
+            self.options.for_channel(self.job.options),
+            kinds=own,
+            owner=self.job,
+            groups=self._groups,
+            facts=facts,
+            start=start,
+            weights=weights,
+            identity=self._identity,
+            **self.policy.plan(),
+        )
+        if not self.channels:
+            # counted only now that it is open on all ranks: a channel that was refused must not count on any rank
+            self._number = self.job.count("gradient set")
+            self.name = f"{self.label}.{self._number}"
+            if self.start is not None:
+                self.start.name = self.name
+        before = self.channels[-1] if self.channels else None
+        self.channels.append(channel)
+        options = self.options.for_channel(self.job.options)
+        planned = self.job.engine.size > 1 and channel.layout.buckets and not is_file(options.buckets)
+        if planned and channel.partial is None:  # partial rounds begin when all their gradients are there
+            self._replan(channel)
+        self.policy.opened(channel, before)
+        explanation.say(self.job, channel.name, channel.layout, None)
+        return channel
+
+    def _replan(self, channel: Channel) -> None:
+        """Plan the buckets of a new channel again at some steps; the channel goes on counting the steps of the last."""
+        before = None if len(self.channels) == 1 else self.replannings.get(self.channels[-2])
+        self.replannings[channel] = Replanning(
+            channel,
+            self.job,
+            name=f"{self.name}: buckets of channel {len(self.channels)}",
+            process_set=self.options.process_set,
+            done=0 if before is None else before.steps,
+        )
 
 
 class Reducer:
@@ -61,10 +285,10 @@ class Reducer:
     ) -> None:
         self.broadcast_follows = False
         self.layer_states: Callable[[], Checksums] = list
-        self._holds_again = holds_again
+        self.holds_again = holds_again
         self._after_first = after_first
         self.label = identity.label
-        self._identity = identity
+        self.identity = identity
         self.options = options
         self.policy = policies.chosen(options)
         self.momentum = momentum
@@ -75,6 +299,7 @@ class Reducer:
         self._flushing = 0  # see `flush`, before there is a list
         self._local: list[Callable[[], Iterable[Any]]] = []
         self._sets: dict[tuple[Any, ...], GradientSet] = {}
+        self._job: Runtime | None = None  # see `_members`
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -85,10 +310,6 @@ class Reducer:
     def sets(self) -> tuple[GradientSet, ...]:
         """One set for each list of variables reduced so far, in the order of their first steps."""
         return tuple(self._sets.values())
-
-    def keys_of(self, one: GradientSet) -> tuple[Any, ...]:
-        """Return the keys of the variables of one of `sets`, in their order."""
-        return next(keys for keys, every in self._sets.items() if every is one)
 
     def restore(self, states: dict[int, tuple[Arrays | None, Everyone]]) -> None:
         """Restore what each list of variables has saved, by its place in `sets`; all ranks call it alike.
@@ -214,13 +435,13 @@ class Reducer:
         Raises:
             InvalidError, MismatchError, NotInitializedError: as `reduce`.
         """
-        devices.refuse_xla(self.label)
+        ops.refuse_xla(self.label)
         if len(gradients) != len(variables):
             raise InvalidError(
                 f"{self.label}: it takes one gradient or None for each variable; "
                 f"got {len(gradients)} gradients and {len(variables)} variables"
             )
-        job = process_sets.runtime_of(self.options.process_set)
+        job = self._members()
         if job is None:
             pairs = zip(variables, gradients, strict=True)
             return Step(self.label, [Slot(variable, kinds.OUTSIDE, gradient, None) for variable, gradient in pairs])
@@ -231,23 +452,25 @@ class Reducer:
         place_of = {index: place for place, index in enumerate(shared)}
         number, every = self._set(job, tuple(keys[index] for index in shared), [variables[index] for index in shared])
 
-        def checked() -> dict[str, Any]:
+        def check() -> None:
             for index in shared:
                 kinds.refuse(self.label, gradients[index], variables[index])
                 self.policy.check(self.label, variables[index])
+
+        def compared() -> dict[str, Any]:
             return {**self.options.described(), **({} if facts is None else facts())}
 
         own = "".join(kinds.kind(gradients[index], dense) for index in shared)
-        traced = not tf.executing_eagerly()
         unsure = None
         if every.start is not None and not every.start.done:
             given = variables if weights is None else weights
             pairs_given = [(kinds.name(variables[index]), given[index]) for index in shared]
             unsure = Weights.here([(name, weight) for name, weight in pairs_given if hasattr(weight, "assign")])
-        with tf.init_scope():  # exchanges are eager, and `facts` may read Keras' learning rate
-            channel, joint = every.agree(own, checked, traced=traced, communicates=communicates, weights=unsure)
-            self._load(number, every)
-        compared = None if every.start is None or unsure is None else every.start.again(unsure)
+        channel, joint = every.agree(own, check, compared, communicates=communicates, weights=unsure)
+        if self._layouts or self._restored:
+            with tf.init_scope():
+                self._load(number, every)
+        comparison = None if every.start is None or unsure is None else every.start.again(unsure)
         divisor = job.engine.size if self.options.scale_local_gradients else 1
         slots = []
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
@@ -257,7 +480,7 @@ class Reducer:
         if self._flushing:
             every.policy.flush(self._flushing)
         self._flushing = 0
-        return Step(self.label, slots, every, channel, compared, absent=absent)
+        return Step(self.label, slots, every, channel, comparison, absent=absent)
 
     def close(self) -> None:
         """Free the channels' buffers. A second call does nothing."""
@@ -276,6 +499,12 @@ class Reducer:
             for factor in self._factors:
                 every.policy.scale_momentum(factor)
 
+    def _members(self) -> Runtime | None:
+        """Return the runtime of the process set; None if this rank is outside of it."""
+        if self._job is None or not self._job.running:
+            self._job = process_sets.runtime_of(self.options.process_set)
+        return self._job
+
     def _set(self, job: Runtime, keys: tuple[Any, ...], variables: Sequence[Any]) -> tuple[int, GradientSet]:
         """Return the set of these variables, and its place in `sets`."""
         every = self._sets.get(keys)
@@ -287,16 +516,7 @@ class Reducer:
                 )
             start = self._start(job)
             number = list(self._sets).index(keys) if keys in self._sets else len(self._sets)
-            every = GradientSet(
-                self._identity,
-                self.options,
-                job,
-                variables,
-                self.momentum,
-                functools.partial(self._steps_before, number),
-                start,
-                holds_again=self._holds_again,
-            )
+            every = GradientSet(self, job, variables, functools.partial(self._steps_before, number), start)
             self._sets[keys] = every
         return list(self._sets).index(keys), every
 
@@ -317,3 +537,50 @@ class Reducer:
             waits=lambda: self.broadcast_follows,
             states=lambda: self.layer_states(),  # a model may be compiled with the optimizer later
         )
+
+
+@dataclasses.dataclass(eq=False)
+class Distribution:
+    """The reduction of an optimizer's gradients. The optimizer inside of a loss-scale optimizer shares the outer one's.
+
+    Attributes:
+        step: the step under way; None between two steps.
+
+    Args:
+        outer: refers to the wrapped optimizer.
+        local_layers: the layers whose gradients are not reduced.
+    """
+
+    reducer: Reducer
+    outer: weakref.ref[Any]
+    local_layers: tuple[Any, ...] = ()
+    step: Step | None = dataclasses.field(default=None, init=False)
+
+    @contextlib.contextmanager
+    def within(self, step: Step) -> Iterator[Step]:
+        """Make a step the one under way: Keras' methods between `apply` and the update take no argument for it."""
+        before, self.step = self.step, step
+        try:
+            yield step
+        finally:
+            self.step = before
+
+
+def distribution_of(optimizer: Any) -> Distribution | None:
+    """Return what an optimizer has of ours; None for a plain one."""
+    distribution = getattr(optimizer, "_hvd_ext", None)
+    return distribution if isinstance(distribution, Distribution) else None
+
+
+def reducer_of(optimizer: Any) -> Reducer | None:
+    """Return what reduces the gradients of an optimizer; None for a plain one."""
+    distribution = distribution_of(optimizer)
+    return None if distribution is None else distribution.reducer
+
+
+def _groups(groups: int | Sequence[Sequence[Any]] | None, keys: Sequence[Any]) -> Groups:
+    if groups is None or isinstance(groups, int):
+        return groups
+    place = {key: index for index, key in enumerate(keys)}
+    wanted = [[place.get(kinds.key(variable)) for variable in group] for group in groups]
+    return [[index for index in group if index is not None] for group in wanted]

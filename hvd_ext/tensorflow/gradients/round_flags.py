@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvd_ext.tensorflow.gradients.distribution import reducer_of
-from hvd_ext.tensorflow.gradients.reducer import Reducer
-from hvd_ext.tensorflow.gradients.registration import GradientSet
+from hvd_ext.tensorflow.gradients.reducer import GradientSet, Reducer, reducer_of
 
 # who uses which bits
 STOP_BIT, SIGNAL_BIT = 0, 1

@@ -11,7 +11,7 @@ import hvd_ext as hvd
 from hvd_ext.options import compatibility
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow.gradients import policies
-from hvd_ext.tensorflow.gradients.policies.base import Policy
+from hvd_ext.tensorflow.gradients.step import Policy
 
 
 def test_every_file_is_a_policy_and_what_it_keeps_has_a_name_of_its_own() -> None:

@@ -1,6 +1,7 @@
 """The policies: what a step's gradients go through besides the sum over the ranks, and what is kept between steps.
 
-Every module of this package but `base` is a policy, and has a class `POLICY`; no list has to name it.
+Every module of this package is a policy, and has a class `POLICY`; no list has to name it. A step without one goes
+through the base class (`step.Policy`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING
 
-from hvd_ext.tensorflow.gradients.policies.base import Policy as Policy
+from hvd_ext.tensorflow.gradients.step import Policy as Policy
 
 if TYPE_CHECKING:
     from hvd_ext.options.gradients import GradientOptions
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @functools.cache
 def classes() -> tuple[type[Policy], ...]:
     """Return the classes of all policies."""
-    modules = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+    modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
     return tuple(importlib.import_module(f"{__name__}.{name}").POLICY for name in modules)
 
 

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow.gradients.carried import Delayed as Result
-from hvd_ext.tensorflow.gradients.policies.base import Policy
+from hvd_ext.tensorflow.gradients.step import Policy
 
 if TYPE_CHECKING:
     from hvd_ext.tensorflow.gradients.channel import Channel
-    from hvd_ext.tensorflow.gradients.registration import GradientSet
+    from hvd_ext.tensorflow.gradients.reducer import GradientSet
     from hvd_ext.tensorflow.gradients.step import Step
 
 

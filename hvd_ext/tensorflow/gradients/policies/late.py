@@ -12,12 +12,12 @@ from hvd_ext.engine.partial import Partial
 from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow.gradients import carried, kinds
 from hvd_ext.tensorflow.gradients.carried import Held
-from hvd_ext.tensorflow.gradients.policies.base import Policy
 from hvd_ext.tensorflow.gradients.quorum import AutoQuorum
+from hvd_ext.tensorflow.gradients.step import Policy
 
 if TYPE_CHECKING:
     from hvd_ext.tensorflow.gradients.channel import Channel
-    from hvd_ext.tensorflow.gradients.registration import GradientSet
+    from hvd_ext.tensorflow.gradients.reducer import GradientSet
     from hvd_ext.tensorflow.gradients.step import Step
 
 

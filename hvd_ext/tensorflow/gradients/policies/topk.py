@@ -12,7 +12,7 @@ from hvd_ext.job.log import logger
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow.gradients import kinds as gradient_kinds
-from hvd_ext.tensorflow.gradients.policies.base import Policy
+from hvd_ext.tensorflow.gradients.step import Policy
 from hvd_ext.tensorflow.gradients.until import Until
 from hvd_ext.tensorflow.topk import correction, residuals
 from hvd_ext.tensorflow.topk.feedback import Feedback
@@ -20,7 +20,7 @@ from hvd_ext.tensorflow.topk.feedback import Feedback
 if TYPE_CHECKING:
     from hvd_ext.planning.layout import Layout
     from hvd_ext.tensorflow.gradients.channel import Channel
-    from hvd_ext.tensorflow.gradients.registration import GradientSet
+    from hvd_ext.tensorflow.gradients.reducer import GradientSet
     from hvd_ext.tensorflow.gradients.step import Step
 
 
