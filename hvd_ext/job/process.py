@@ -143,6 +143,8 @@ def shutdown() -> None:
         return
     interrupts.stop()
     runtime.set_current(None)
+    for ended in (job, *job.subsets.values()):
+        ended.running = False
     partial_rounds.say(job)
     write_trace = recording.end(job)
     failed = _exit["failed"]

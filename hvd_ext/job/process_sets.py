@@ -138,6 +138,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         del _added[process_set.process_set_id]
         process_set.process_set_id = None
         if left is not None:
+            left.running = False
             left.engine.stop(together=True)
         return True
 
@@ -274,6 +275,7 @@ def _add(job: Runtime, call: str, sets_of: Callable[[], list[ProcessSet]]) -> li
         consensus.exchange(job.engine, f"start of {_SUBJECT}", start)
     except BaseException:
         for subset in started.values():
+            subset.running = False
             subset.engine.stop()
         raise
     job.subsets |= started

@@ -58,6 +58,7 @@ class Runtime:
             tree: the topology, with one leaf per rank.
             network: where the links of the tree come from; None if the user has given them.
         """
+        self.running = True  # until the job shuts down, or the process set is removed
         self.network = network
         self.process = os.getpid()  # a forked child has another number
         self.engine = engine
