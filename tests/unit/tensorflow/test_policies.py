@@ -15,7 +15,7 @@ from hvd_ext.tensorflow.gradients.step import Policy
 
 
 def test_every_file_is_a_policy_and_what_it_keeps_has_a_name_of_its_own() -> None:
-    files = {module.name for module in pkgutil.iter_modules(policies.__path__)} - {"base"}
+    files = {module.name for module in pkgutil.iter_modules(policies.__path__)}
     assert {policy.__module__.rpartition(".")[2] for policy in policies.classes()} == files
     assert all(issubclass(policy, Policy) and policy.__doc__ for policy in policies.classes())
     assert {policy.feature for policy in policies.classes()} <= compatibility.FEATURES.keys()
@@ -26,8 +26,8 @@ def test_every_file_is_a_policy_and_what_it_keeps_has_a_name_of_its_own() -> Non
 @pytest.mark.parametrize(
     ("options", "module"),
     [
-        ({}, "base"),
-        ({"compression": hvd.Compression.fp16}, "base"),
+        ({}, "step"),
+        ({"compression": hvd.Compression.fp16}, "step"),
         ({"compression": hvd.TopK(0.1)}, "topk"),
         ({"sync": "solo"}, "late"),
         ({"sync": "quorum", "quorum": 1}, "late"),
@@ -38,4 +38,4 @@ def test_every_file_is_a_policy_and_what_it_keeps_has_a_name_of_its_own() -> Non
 def test_options_ask_for_one_policy(options: dict[str, Any], module: str) -> None:
     asked = GradientOptions(**options)
     assert policies.chosen(asked).__module__.rpartition(".")[2] == module
-    assert sum(policy.feature in asked.features for policy in policies.classes()) == (module != "base")
+    assert sum(policy.feature in asked.features for policy in policies.classes()) == (module != "step")
