@@ -137,6 +137,16 @@ class Layout:
         return tuple(sorted(place for bucket in self.buckets for place in bucket.tensors))
 
     @functools.cached_property
+    def engine_numbers(self) -> dict[int, int]:
+        """The engine's number of each tensor that is in a bucket, by its place in the layout."""
+        return {place: number for number, place in enumerate(self.sent_tensors)}
+
+    @functools.cached_property
+    def engine_tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that are in a bucket, by the engine's number."""
+        return tuple(self.tensors[place] for place in self.sent_tensors)
+
+    @functools.cached_property
     def nbytes(self) -> tuple[int, ...]:
         """The size of each bucket in memory."""
         return tuple(sum(self.tensors[place].nbytes for place in bucket.tensors) for bucket in self.buckets)
