@@ -111,7 +111,7 @@ def _alone_s(tree: Tree, name: str, nbytes: int) -> float:
     """The time of an allreduce in a lane of its own."""
     plan = planner.allreduce_plan(tree, name).plan
     segment = segment_nbytes(plan, nbytes, tree)
-    return lane.parts_of(plan, tree, nbytes, segment, lambda: planner.profile_of(tree, name)).seconds
+    return lane.parts_of(plan, tree, nbytes, segment).seconds
 
 
 def line_of(nodes: int) -> mgwfbp.Line:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import registry
 from hvd_ext.planning.choice import Choice
-from hvd_ext.planning.cost import Profile, Simulation, bottleneck, level_profile, profile, simulate, traffic
+from hvd_ext.planning.cost import Simulation, bottleneck, load_of, simulate, traffic
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.limits import MOST_RANKS, MOST_SIMULATED, size_class, stands_for
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
@@ -126,23 +126,14 @@ def price(tree: Tree, name: str, nbytes: int) -> Simulation:
     plan = _built(tree, name)
     if tree.size <= MOST_SIMULATED:
         return simulate(plan, tree, nbytes, segment_nbytes(plan, nbytes, tree))
-    busiest = bottleneck(plan, tree)
-    load, busy_s = (busiest.bottleneck, busiest.busiest_s_per_byte) if busiest else (0.0, 0.0)
-    return Simulation(quick_price_s(tree, name, nbytes), nbytes * load, nbytes * busy_s)
+    busiest, seconds = bottleneck(plan, tree), quick_price_s(tree, name, nbytes)
+    return Simulation(seconds, nbytes * busiest.bottleneck, nbytes * busiest.busiest_s_per_byte)
 
 
 def quick_price_s(tree: Tree, name: str, nbytes: int) -> float:
     """The price of the Profile, which takes no simulation."""
-    return profile_of(tree.at(nbytes), name).price_s(nbytes, segment_nbytes(_built(tree, name), nbytes, tree))
-
-
-@lru_cache(maxsize=64)
-def profile_of(tree: Tree, name: str) -> Profile:
-    """The load of a schedule's plan on a cluster.
-
-    It is made from the rows of all ranks up to 64 ranks, and from the calls of the levels above.
-    """
-    return (profile if tree.size <= MOST_RANKS else level_profile)(_built(tree, name), tree)
+    load = load_of(_built(tree.at(nbytes), name), tree.at(nbytes))
+    return load.price_s(nbytes, segment_nbytes(_built(tree, name), nbytes, tree))
 
 
 @lru_cache(maxsize=64)

@@ -9,11 +9,9 @@ from functools import partial
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import lane_prices, planner, registry
 from hvd_ext.planning.bucket_layout import BucketLayout, Layout
-from hvd_ext.planning.cost import lane, profile
+from hvd_ext.planning.cost import lane
 from hvd_ext.planning.cost.lane import InLane, Parts
-from hvd_ext.planning.cost.levels import level_profile
 from hvd_ext.planning.cost.simulate import MOST_MESSAGES
-from hvd_ext.planning.limits import MOST_RANKS
 from hvd_ext.planning.sparse_planner import sparsity_on
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import Tensor
@@ -160,5 +158,4 @@ def _dense_parts(tree: Tree, bucket: BucketLayout, nbytes: int) -> Parts:
     plan = bucket.plan
     if plan.algorithm in registry.names():
         return lane_prices.one_price(lane_prices.dense_table(tree, plan.algorithm), nbytes)
-    load = profile if tree.size <= MOST_RANKS else level_profile
-    return lane.parts_of(plan, tree, nbytes, bucket.segment_nbytes, lambda: load(plan, tree))
+    return lane.parts_of(plan, tree, nbytes, bucket.segment_nbytes)

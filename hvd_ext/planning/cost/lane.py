@@ -21,13 +21,12 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.planning.cost.levels import bottleneck
-from hvd_ext.planning.cost.loads import Profile
-from hvd_ext.planning.cost.simulate import MOST_MESSAGES, WINDOW, program_of
+from hvd_ext.planning.cost.levels import bottleneck, load_of
+from hvd_ext.planning.cost.simulate import MOST_MESSAGES, WINDOW, Segments, program_of
 from hvd_ext.planning.cost.sparse import DENSE, Sparsity
 from hvd_ext.planning.limits import MOST_SIMULATED
 from hvd_ext.planning.model import LogicalPlan
-from hvd_ext.simulation.events import Play, Program, Run
+from hvd_ext.simulation.events import Play, Run
 from hvd_ext.topology.tree import Tree
 
 _Floats = NDArray[np.float64]
@@ -110,7 +109,6 @@ def parts_of(
     tree: Tree,
     nbytes: int,
     segment_nbytes: int,
-    load: Callable[[], Profile],
     sparsity: Sparsity = DENSE,
     window: int = WINDOW,
 ) -> Parts:
@@ -118,43 +116,24 @@ def parts_of(
 
     Args:
         nbytes: the bytes of the bucket as sent.
-        load: the load of the plan; asked for in clusters of more than 16 ranks, whose plans are not played.
     """
     if not nbytes or tree.size == 1:
         return Parts(0.0, 0.0)
     segments = max(-(-nbytes // segment_nbytes), 1)
     each, buckets = nbytes / segments, max(window // segments, 1) + 1
     if tree.size > MOST_SIMULATED:
-        profile = load()
+        load = load_of(plan, tree, sparsity)
         handover_s = tree.handover.alpha_s + nbytes * tree.handover.beta_s_per_byte  # in no lane: it comes before
-        alone_s = profile.price_s(nbytes, segment_nbytes) - handover_s
+        alone_s = load.price_s(nbytes, segment_nbytes) - handover_s
         waits_s = alone_s / window if segments < window else 0.0
-        hold_s = min(max(nbytes * profile.pace_s_per_byte(each), waits_s), alone_s)
+        hold_s = min(max(nbytes * load.pace_s_per_byte(each), waits_s), alone_s)
         return Parts(hold_s, alone_s - hold_s)
-    busiest = bottleneck(plan, tree, sparsity)
-    least_s = each * busiest.busiest_s_per_byte if busiest is not None else 0.0
-    seconds = _Segments(program_of(plan, tree, sparsity), each, least_s, window)
-    alone_s = seconds.first(segments)
-    hold_s = (seconds.first(buckets * segments) - alone_s) / (buckets - 1)
+    least_s = each * bottleneck(plan, tree, sparsity).busiest_s_per_byte
+    row = Segments(program_of(plan, tree, sparsity), each, least_s, window, PLAYED_WINDOWS * window)
+    alone_s = row.first_s(segments)
+    hold_s = (row.first_s(buckets * segments) - alone_s) / (buckets - 1)
     hold_s = min(max(hold_s, segments * least_s), alone_s)  # while queues still grow, a lane seems faster than its port
     return Parts(hold_s, alone_s - hold_s)
-
-
-class _Segments:
-    """The time of the first segments of an endless row of equal ones."""
-
-    def __init__(self, program: Program, each: float, least_s: float, window: int) -> None:
-        self._program, self._each, self._least_s, self._window = program, each, least_s, window
-        self._known: dict[int, float] = {}
-
-    def first(self, count: int) -> float:
-        most = PLAYED_WINDOWS * self._window
-        if count <= most:
-            if count not in self._known:
-                _, (self._known[count],) = Play([Run(self._program, self._each, count)], self._window).seconds()
-            return self._known[count]
-        pace_s = (self.first(most) - self.first(most // 2)) / (most - most // 2)
-        return self.first(most) + (count - most) * max(pace_s, self._least_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from hvd_ext.planning.cost.levels import Traffic, bottleneck
+from hvd_ext.planning.cost.levels import bottleneck
 from hvd_ext.planning.cost.loads import Ports, messages_s
 from hvd_ext.planning.cost.sparse import DENSE, Sparsity, local_s_per_byte, sent_shares
 from hvd_ext.planning.ir import LOCAL_OPCODES, OPCODE, PEER, RECV_REDUCE, ROUND, SENDS
@@ -63,25 +63,38 @@ def simulate(
     """
     tree = tree.at(nbytes)
     program, busiest = program_of(plan, tree, sparsity), bottleneck(plan, tree, sparsity)
-    if busiest is None:
-        busiest = Traffic(0, 0.0, 0.0, 0.0, 0.0)
     if not nbytes or not any(program.rounds):
         return Simulation(0.0, 0.0, 0.0)
     segments = max(-(-nbytes // segment_nbytes), 1)
     each, played = nbytes / segments, max(FULL_WINDOWS * window, MOST_MESSAGES // max(len(program.messages), 1))
-
-    def first_s(count: int) -> float:
-        _, (end_s,) = Play([Run(program, each, count)], window).seconds()
-        return end_s
-
-    seconds = first_s(min(segments, played))
-    if segments > played:
-        half = played // 2
-        pace_s = (seconds - first_s(half)) / (played - half)
-        # While the queue before the busiest port still grows, the ranks seem faster than this port.
-        seconds += (segments - played) * max(pace_s, each * busiest.busiest_s_per_byte)
+    seconds = Segments(program, each, each * busiest.busiest_s_per_byte, window, played).first_s(segments)
     seconds += tree.handover.alpha_s + nbytes * tree.handover.beta_s_per_byte
     return Simulation(seconds, nbytes * busiest.bottleneck, nbytes * busiest.busiest_s_per_byte)
+
+
+class Segments:
+    """The time of the first segments of an endless row of equal ones, in a lane of their own.
+
+    Args:
+        each: the bytes of a segment.
+        least_s: the time for which a segment keeps the busiest port busy.
+        most: the largest number of segments that are played; the others follow at the pace of the second half of them.
+    """
+
+    def __init__(self, program: Program, each: float, least_s: float, window: int, most: int) -> None:
+        self._program, self._each, self._least_s, self._window, self._most = program, each, least_s, window, most
+        self._played: dict[int, float] = {}
+
+    def first_s(self, count: int) -> float:
+        """The time of the first `count` segments, seconds."""
+        most = self._most
+        if count > most:
+            pace_s = (self.first_s(most) - self.first_s(most // 2)) / (most - most // 2)
+            # While the queue before the busiest port still grows, the ranks seem faster than this port.
+            return self.first_s(most) + (count - most) * max(pace_s, self._least_s)
+        if count not in self._played:
+            _, (self._played[count],) = Play([Run(self._program, self._each, count)], self._window).seconds()
+        return self._played[count]
 
 
 @lru_cache(maxsize=64)
