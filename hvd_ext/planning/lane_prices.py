@@ -74,12 +74,6 @@ def _point(tree: Tree, name: str, nbytes: int) -> Parts:
     return parts_of(plan, tree, nbytes, grains[1])
 
 
-@lru_cache(maxsize=64)
-def dense_table(tree: Tree, name: str) -> Table:
-    """The price of a bucket in the lane by one schedule, as a table by bytes as sent."""
-    return doubling(lambda nbytes: _point(tree, name, nbytes))
-
-
 @lru_cache(maxsize=256)
 def _near(tree: Tree, nbytes: int) -> tuple[str, ...]:
     """The schedules whose quick price at a size is near that of the best; others are not played."""
@@ -89,14 +83,19 @@ def _near(tree: Tree, nbytes: int) -> tuple[str, ...]:
     return tuple(name for name, price_s in prices.items() if price_s <= worth_s)
 
 
-@lru_cache(maxsize=16)
-def best_table(tree: Tree) -> Table:
-    """The price of a bucket in the lane by the best schedule for its size, as a table by bytes as sent."""
-    return doubling(
-        lambda nbytes: min(
-            (_point(tree, name, nbytes) for name in _near(tree, nbytes)), key=lambda parts: parts.seconds
-        )
-    )
+@lru_cache(maxsize=64)
+def dense_table(tree: Tree, algorithm: str) -> Table:
+    """The price of a bucket in the lane, as a table by bytes as sent.
+
+    Args:
+        algorithm: a schedule's name, or "auto" for the best schedule at each size.
+    """
+
+    def price(nbytes: int) -> Parts:
+        names = _near(tree, nbytes) if algorithm == "auto" else (algorithm,)
+        return min((_point(tree, name, nbytes) for name in names), key=lambda parts: parts.seconds)
+
+    return doubling(price)
 
 
 @dataclass(frozen=True, slots=True)

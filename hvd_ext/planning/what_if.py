@@ -97,8 +97,7 @@ def on_a_cluster(
         changes.append(Change(name, None, why_not=str(error)))
     changes.append(_change("half precision on the wire", now, best_row(wire="float16")))
     changes.append(_late(now, best_row(of=_at_once(times))))
-    price = lane_prices.best_table(tree) if algorithm == "auto" else lane_prices.dense_table(tree, algorithm)
-    changes.append(_gathered(now, price, times, bucketers))
+    changes.append(_gathered(now, lane_prices.dense_table(tree, algorithm), times, bucketers))
     return changes
 
 

@@ -104,7 +104,7 @@ def test_prices_never_fall_with_the_size(tree: Tree) -> None:
     sparsity = Sparsity(0.01)
     tables = [lane_prices.dense_table(tree, name) for name in ("ring", "two_level")]
     tables += [lane_prices.sparse_table(tree, "hitopk", sparsity, 1, selects=selects) for selects in (True, False)]
-    best = lane_prices.best_table(tree)
+    best = lane_prices.dense_table(tree, "auto")
     for one in [*tables, best]:
         hold_s, tail_s = one.parts_s(sizes)
         assert (np.diff(hold_s) >= 0).all()
