@@ -16,13 +16,7 @@ from hvd_ext.planning.explain import Entry, LinkKind, links, loads, pricing
 from hvd_ext.planning.limits import size_class
 from hvd_ext.planning.lower import rounds_of
 from hvd_ext.planning.model import LogicalPlan
-from hvd_ext.planning.sparse_planner import (
-    LEAST_NBYTES,
-    best_variant,
-    break_even,
-    sparse_plan,
-    sparse_price,
-)
+from hvd_ext.planning.sparse_planner import LEAST_NBYTES, best_variant, break_even, sparse_plan, sparse_price
 from hvd_ext.topology.tree import Tree
 
 DENSE, DENSE_STEP = "dense", "dense step"

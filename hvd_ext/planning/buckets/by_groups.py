@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning.buckets.by_size import filled
-from hvd_ext.planning.buckets.model import BucketPlan, Card, Request, bucket_of, in_order
+from hvd_ext.planning.buckets import BucketPlan, Card, Request, bucket_of, in_order
 
 card = Card(
     name="by_groups",

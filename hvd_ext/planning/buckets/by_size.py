@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hvd_ext.errors import PlanError
-from hvd_ext.planning.buckets.model import (
-    Bucket,
-    BucketPlan,
-    Card,
-    Class,
-    Request,
-    bucket_of,
-    in_order,
-    without_groups,
-)
+from hvd_ext.planning.buckets import Bucket, BucketPlan, Card, Class, Request, bucket_of, in_order, without_groups
 from hvd_ext.planning.tensors import DTYPES
 
 card = Card(

@@ -10,15 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hvd_ext.planning.buckets.model import (
-    BucketPlan,
-    Card,
-    Price,
-    Request,
-    bucket_of,
-    in_order,
-    with_prices,
-)
+from hvd_ext.planning.buckets import BucketPlan, Card, Price, Request, bucket_of, in_order, with_prices
 from hvd_ext.topology.tree import Link
 
 card = Card(

@@ -23,7 +23,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.planning.buckets.model import BucketPlan, Card, Price, Request, bucket_of, in_order, with_prices
+from hvd_ext.planning.buckets import BucketPlan, Card, Price, Request, bucket_of, in_order, with_prices
 from hvd_ext.planning.cost.lane import Parts, recursion
 
 card = Card(

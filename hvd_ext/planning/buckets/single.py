@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_ext.planning.buckets.model import BucketPlan, Card, Request, bucket_of, in_order, without_groups
+from hvd_ext.planning.buckets import BucketPlan, Card, Request, bucket_of, in_order, without_groups
 
 card = Card(
     name="single",
