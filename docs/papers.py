@@ -15,6 +15,7 @@ from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.models import resnet50
 from hvd_ext.planning.models.layer import Layer
 from hvd_ext.planning.scaling import Row, on_cluster, on_line
+from hvd_ext.planning.sparse_planner import sparse_plan
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.topology.presets import preset
 from hvd_ext.topology.tree import Link, Tree
@@ -389,7 +390,7 @@ def figure_7() -> dict[str, float]:
         For each of the paper's methods, from the slowest, the seconds. An entry is a float16 and a 32-bit index.
     """
     tree, nbytes = preset("commlib"), 2 * 25_000_000
-    sparse = dict(planner.sparse_plan(tree, "hitopk", 2 * nbytes, 0.01, 6.0).candidates)
+    sparse = dict(sparse_plan(tree, "hitopk", 2 * nbytes, 0.01, 6.0).candidates)
     found = {
         "NaiveAG": sparse["naive_allgather"],
         "TreeAR": planner.price(tree, "tree", nbytes).seconds,

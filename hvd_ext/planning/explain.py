@@ -9,6 +9,7 @@ from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import Sparsity, allreduce_bound_s, load_of, traffic
 from hvd_ext.planning.cost.sparse import DENSE
 from hvd_ext.planning.grain import segment_nbytes
+from hvd_ext.planning.limits import MOST_RANKS, MOST_SIMULATED, size_class
 from hvd_ext.planning.lower import rounds_of, rounds_of_level
 from hvd_ext.planning.model import Call, LogicalPlan
 from hvd_ext.topology.tree import Link, Tree
@@ -93,7 +94,7 @@ def explain(tree: Tree, nbytes: int) -> Explanation:
     prices = {name: planner.price(tree, name, nbytes).seconds for name in names}
     plans = {name: chosen.plan if name == chosen.algorithm else registry.get(name).build(tree) for name in prices}
     parts = {name: _parts(plan, tree, nbytes, prices[name]) for name, plan in plans.items()}
-    chosen_for = planner.size_class(nbytes)
+    chosen_for = size_class(nbytes)
     entries = []
     for name in sorted(prices, key=lambda other: (other != chosen.algorithm, prices[other], other)):
         verdict = _verdict(tree, chosen, name, prices, parts, chosen_for)
@@ -111,8 +112,8 @@ def explain(tree: Tree, nbytes: int) -> Explanation:
 
 def pricing(tree: Tree, grain: str = "pipelined") -> str:
     """Describes, in words, the method that finds prices."""
-    how = "round by round" if tree.size <= planner.MOST_RANKS else "level by level"
-    how = "simulated message by message" if tree.size <= planner.MOST_SIMULATED else how
+    how = "round by round" if tree.size <= MOST_RANKS else "level by level"
+    how = "simulated message by message" if tree.size <= MOST_SIMULATED else how
     return f"the plan as it runs, {grain}, {how}"
 
 
@@ -158,13 +159,13 @@ def _parts(plan: LogicalPlan, tree: Tree, nbytes: int, price_s: float) -> dict[s
 
 
 def _verdict(
-    tree: Tree, chosen: Choice, name: str, prices: dict[str, float], parts: dict[str, dict[str, float]], size_class: int
+    tree: Tree, chosen: Choice, name: str, prices: dict[str, float], parts: dict[str, dict[str, float]], chosen_for: int
 ) -> str:
     winner = chosen.algorithm
     if name == winner:
         least = min(prices.values())
         if prices[name] > least * (1 + planner.TIE):
-            return f"chosen: cheapest for {size_class} bytes, which stands for all sizes near it"
+            return f"chosen: cheapest for {chosen_for} bytes, which stands for all sizes near it"
         tie = prices[name] > least
         better = "simpler" if name == "ring" else "lighter on the other links"
         return f"chosen: within {planner.TIE:.0%} of the cheapest, and {better}" if tie else "chosen: cheapest"

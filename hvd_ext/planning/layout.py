@@ -18,6 +18,7 @@ from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import lane
 from hvd_ext.planning.cost.lane import Parts, Table
 from hvd_ext.planning.prediction import in_lane, lane_of, loads_of, of_lane, ready_of
+from hvd_ext.planning.sparse_planner import sparse_plan
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.topology.tree import Tree
@@ -201,7 +202,7 @@ class _Step:
         dtype, selects = bucket.kind
         members, codec = bucket.tensors, self.codec
         if codec is not None and self.keeps_residuals(bucket.kind):
-            choice = planner.sparse_plan(
+            choice = sparse_plan(
                 self.tree,
                 self.sparse_algorithm,
                 bucket.nbytes,

@@ -11,26 +11,8 @@ from hvd_ext.planning.cost import Simulation, bottleneck, load_of, simulate, tra
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.limits import MOST_RANKS, MOST_SIMULATED, size_class, stands_for
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
-from hvd_ext.planning.sparse_planner import sparse_plan
 from hvd_ext.planning.verify import verify
 from hvd_ext.topology.tree import Node, Tree
-
-__all__ = [
-    "MOST_RANKS",
-    "MOST_SIMULATED",
-    "Choice",
-    "all_gather_plan",
-    "all_to_all_plan",
-    "allreduce_plan",
-    "broadcast_plan",
-    "price",
-    "profile_of",
-    "prove",
-    "quick_price_s",
-    "reduce_scatter_plan",
-    "size_class",
-    "sparse_plan",
-]
 
 DEFAULT_NBYTES = 8 << 20
 # A chain moves each byte once over each port but takes d - 1 rounds; in larger groups a broadcast is recursive.
