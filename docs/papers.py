@@ -12,7 +12,7 @@ from hvd_ext.compression.topk import TopK
 from hvd_ext.planning import models, planner
 from hvd_ext.planning.cost import lane
 from hvd_ext.planning.grain import segment_nbytes
-from hvd_ext.planning.models import resnet50
+from hvd_ext.planning.models.convolutional import resnet50
 from hvd_ext.planning.models.layer import Layer
 from hvd_ext.planning.scaling import Row, on_cluster, on_line
 from hvd_ext.planning.sparse_planner import sparse_plan
@@ -365,7 +365,7 @@ def table_4() -> Iterator[Figure]:
     hows = {how: name for name, how in _HOWS.items()}
     published_s = predicted_s = 0.0
     for pixels, (how, epochs, batch, alone, number) in _TABLE_4.items():
-        times = replace(models.step_times(resnet50.layers(pixels), batch / alone), update_s=_LARS_S)
+        times = replace(models.step_times(resnet50(pixels), batch / alone), update_s=_LARS_S)
         row = _commlib_row(how, times)
         what = f"record, {epochs} epoch{'s' * (epochs > 1)} at {pixels}: {hows[how]}, Table 4"
         figure = Figure("CommLib", what, number, row.ranks * batch / row.iteration_s, "samples/s")
