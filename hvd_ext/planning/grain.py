@@ -130,7 +130,7 @@ def _way(plan: LogicalPlan, tree: Tree) -> _Way | None:
 def _counted(plan: LogicalPlan, tree: Tree) -> list[Traffic]:
     """A plan's traffic over each kind of link between hosts, or over all kinds on one host."""
     one_host, levels = len(tree.hosts()) == 1, tuple(reversed(tree.levels()))
-    joins_hosts = [any(child.children for node in nodes for child in node.children) for nodes in levels]
+    joins_hosts = [max(node.height for node in nodes) > 1 for nodes in levels]
     return [kind for kind in traffic(plan, tree) if kind.total and (one_host or joins_hosts[kind.depth])]
 
 

@@ -14,7 +14,6 @@ from hvd_ext.compression import Codec
 from hvd_ext.compression.momentum import Momentum
 from hvd_ext.planning import buckets as bucketers, grain, lane_prices, needed, planner
 from hvd_ext.planning.bucket_layout import BucketLayout, Layout, Outcome, Selection
-from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import lane
 from hvd_ext.planning.cost.lane import Parts, Table
 from hvd_ext.planning.prediction import in_lane, lane_of, loads_of, of_lane, ready_of

@@ -13,7 +13,7 @@ from hvd_ext.planning.cost import lane
 from hvd_ext.planning.scaling import Row, best, on_cluster, on_line
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.topology.scale import scaled
-from hvd_ext.topology.tree import Link, Node, Tree
+from hvd_ext.topology.tree import Link, Tree, relinked
 
 FASTER = (2, 10)
 
@@ -139,15 +139,7 @@ def faster(tree: Tree, factor: float) -> Tree:
     def quick(link: Link) -> Link:
         return replace(link, beta_s_per_byte=link.beta_s_per_byte / factor)
 
-    def changed(node: Node) -> Node:
-        if not any(child.children for child in node.children):
-            return node
-        children = []
-        for child in map(changed, node.children):
-            children.append(child if child.port is None else replace(child, port=quick(child.port)))
-        return replace(node, link=quick(node.link), children=tuple(children))
-
-    return replace(tree, root=changed(tree.root))
+    return replace(tree, root=relinked(tree.root, quick, between_hosts=True))
 
 
 def _change(name: str, now: Row, row: Row) -> Change:

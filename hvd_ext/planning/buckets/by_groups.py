@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvd_ext.errors import PlanError
-from hvd_ext.planning.buckets.by_size import filled
 from hvd_ext.planning.buckets import BucketPlan, Card, Request, bucket_of, in_order
+from hvd_ext.planning.buckets.by_size import filled
 
 card = Card(
     name="by_groups",

@@ -176,7 +176,7 @@ def _add_ring(call: Call, hops: _Ints) -> None:
         hops += counts.sum() - counts
     else:
         hops += call.spans[0].count
-        hops[call.ranks.index(call.root) if call.root in call.ranks else -1] -= call.spans[0].count
+        hops[call.target] -= call.spans[0].count
 
 
 def _of_call(call: Call) -> list[_Messages]:
@@ -189,11 +189,7 @@ def _of_call(call: Call) -> list[_Messages]:
     if call.kind == "all_to_all":
         senders, receivers = np.repeat(places, size), np.tile(places, size)
         return [(senders, receivers, np.where(senders == receivers, 0, np.repeat(counts // size, size)))]
-    if call.root < 0:
-        owned = counts
-    else:
-        target = call.ranks.index(call.root) if call.root in call.ranks else size - 1
-        owned = np.where(places == target, counts[0], 0)
+    owned = counts if call.root < 0 else np.where(places == call.target, counts[0], 0)
     if call.method == "direct":
         owners = np.flatnonzero(owned)
         senders, receivers = np.repeat(places, len(owners)), np.tile(owners, size)
