@@ -15,7 +15,6 @@ from typing import Any
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import ir, planner, registry
-from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.sparse_planner import companion, heights, variants
 from hvd_ext.planning.tensors import DTYPES, Tensor
@@ -89,7 +88,7 @@ class BucketLayout:
     wire: str | None = None
     selection: Selection | None = None
     dense: LogicalPlan | None = None
-    choice: Choice | None = None
+    choice: planner.Choice | None = None
 
     def described(self) -> list[Any]:
         """Return the values that must be the same on all ranks."""

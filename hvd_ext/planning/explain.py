@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from hvd_ext.planning import planner, registry
-from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import Sparsity, allreduce_bound_s, load_of, traffic
 from hvd_ext.planning.cost.sparse import DENSE
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.limits import MOST_RANKS, MOST_SIMULATED, size_class
 from hvd_ext.planning.lower import rounds_of, rounds_of_level
 from hvd_ext.planning.model import Call, LogicalPlan
+from hvd_ext.planning.planner import Choice
 from hvd_ext.topology.tree import Link, Tree
 
 MOST_DRAWN = 32

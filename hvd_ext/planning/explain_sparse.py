@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning import planner, registry
-from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import Sparsity, traffic
 from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES, ENTRY_NBYTES
 from hvd_ext.planning.explain import Entry, LinkKind, links, loads, pricing
@@ -78,7 +77,7 @@ def explain(
     algorithm: str = "hitopk",
     entry_nbytes: float = ENTRY_NBYTES,
     height: int | None = 1,
-) -> tuple[SparseExplanation, Choice]:
+) -> tuple[SparseExplanation, planner.Choice]:
     """Prices every sparse algorithm as the runtime does.
 
     Args:

@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 from hvd_ext.compression import Codec
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import planner, registry
-from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import load_of
 from hvd_ext.planning.cost.lane import (
     LEAST_NBYTES,
@@ -126,7 +125,7 @@ def candidates(tree: Tree, nbytes: int) -> tuple[Candidate, ...]:
     return tuple(sorted(priced, key=rank))
 
 
-def chosen(tree: Tree, name: str, nbytes: int, among: tuple[Candidate, ...]) -> Choice:
+def chosen(tree: Tree, name: str, nbytes: int, among: tuple[Candidate, ...]) -> planner.Choice:
     """Says why a bucket has its schedule."""
     parts = {candidate.name: candidate.parts for candidate in among}
     first = sorted(parts, key=lambda other: (other != name, parts[other].seconds, other))[: 1 + planner.MOST_NAMED]
@@ -135,18 +134,12 @@ def chosen(tree: Tree, name: str, nbytes: int, among: tuple[Candidate, ...]) -> 
     )
     plan = planner.allreduce_plan(tree, name).plan
     why = f"cheapest in its lane for {nbytes} bytes on {tree.describe()} (hold + tail): {listed}"
-    return Choice(
+    return planner.Choice(
         plan,
         name,
         why + (f"; {plan.note}" if plan.note else ""),
         tuple((candidate.name, candidate.parts.seconds) for candidate in among),
     )
-
-
-def one_price(prices: Table, nbytes: float) -> Parts:
-    """Looks a single price up."""
-    hold_s, tail_s = prices.parts_s([nbytes])
-    return Parts(float(hold_s[0]), float(tail_s[0]))
 
 
 def sparsity_of(tree: Tree, codec: Codec) -> Sparsity:
@@ -195,7 +188,7 @@ def _one_segment(plan: LogicalPlan, tree: Tree, sparsity: Sparsity, nbytes: int)
 def _between(price: Callable[[int], Parts], nbytes: int) -> Parts:
     """The price at a size between two powers of two, from the prices of both."""
     low = _low(nbytes)
-    return one_price(table([(size, price(size)) for size in (low, 2 * low)]), nbytes)
+    return table([(size, price(size)) for size in (low, 2 * low)]).parts([nbytes])[0]
 
 
 def _low(nbytes: int) -> int:

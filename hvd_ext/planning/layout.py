@@ -313,8 +313,8 @@ def _parts(step: _Step, divided: _Divided) -> list[Parts]:
     prices: dict[int, Parts] = {}
     for kind in dict.fromkeys(kinds):
         of_kind = [number for number, other in enumerate(kinds) if other == kind]
-        hold_s, tail_s = step.price(kind).parts_s([divided.buckets[number].nbytes for number in of_kind])
-        prices.update(zip(of_kind, map(Parts, hold_s.tolist(), tail_s.tolist()), strict=True))
+        sizes = [divided.buckets[number].nbytes for number in of_kind]
+        prices.update(zip(of_kind, step.price(kind).parts(sizes), strict=True))
     return [prices[number] for number in range(len(kinds))]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import registry
-from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import Simulation, bottleneck, load_of, simulate, traffic
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.limits import MOST_RANKS, MOST_SIMULATED, size_class, stands_for
@@ -24,6 +24,32 @@ WORTH_SIMULATING = 1.5
 # than a plan that all ranks share, but this rank has all the work.
 TIE = 0.01
 MOST_NAMED = 3  # losers in the line that explains a choice
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A plan and the reason for it. A plan with a selection has a dense companion.
+
+    Args:
+        candidates: the name of every schedule with its price in seconds, or with the reason why it does not apply;
+            empty if the schedule was asked for by name. For a sparse choice the last one is "dense", with the price of
+            the plan `dense`.
+        dense: the plan of a step in which nothing is selected, with the same residuals as `plan`; None for a dense
+            choice.
+        dense_above: the density in (0, 1] from which `dense` is cheaper.
+    """
+
+    plan: LogicalPlan
+    algorithm: str
+    why: str
+    candidates: tuple[tuple[str, float | str], ...] = ()
+    dense: LogicalPlan | None = None
+    dense_above: float = 1.0
+
+    @property
+    def selects(self) -> bool:
+        """Whether `plan` selects; on one host it does not, because all elements are reduced there."""
+        return any(call.kind == "select" for level in self.plan.levels for call in level.calls)
 
 
 def allreduce_plan(tree: Tree, algorithm: str = "auto", nbytes: int = DEFAULT_NBYTES) -> Choice:

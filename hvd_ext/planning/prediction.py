@@ -157,5 +157,5 @@ def _in_lane(tree: Tree, bucket: BucketLayout, nbytes: int, ready_s: float, dens
 def _dense_parts(tree: Tree, bucket: BucketLayout, nbytes: int) -> Parts:
     plan = bucket.plan
     if plan.algorithm in registry.names():
-        return lane_prices.one_price(lane_prices.dense_table(tree, plan.algorithm), nbytes)
+        return lane_prices.dense_table(tree, plan.algorithm).parts([nbytes])[0]
     return lane.parts_of(plan, tree, nbytes, bucket.segment_nbytes)

@@ -143,9 +143,7 @@ def on_line(
     made = buckets.plan(request, bucketer).buckets
     members = tuple(bucket.tensors for bucket in made)
     ready = tuple(_ready_s(times, places) for places in members)
-    holds, tails = price.parts_s([bucket.nbytes for bucket in made])
-    parts = [lane.Parts(float(hold), float(tail)) for hold, tail in zip(holds, tails, strict=True)]
-    predicted = of_lane(times, *lane.recursion(ready, parts))
+    predicted = of_lane(times, *lane.recursion(ready, price.parts([bucket.nbytes for bucket in made])))
     return Row(ranks, bucketer, "T = A + B n", (), times, members, ready, predicted)
 
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import ir, registry
-from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import Simulation, Sparsity, bottleneck, load_of, simulate
 from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES, ENTRY_NBYTES, SELECT_S_PER_ELEMENT
 from hvd_ext.planning.limits import MOST_RANKS, MOST_SIMULATED, size_class, stands_for
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
+from hvd_ext.planning.planner import Choice
 from hvd_ext.topology.tree import Tree
 
 # The lowest density that is considered: if the break-even is not above it, the dense plan is always better.

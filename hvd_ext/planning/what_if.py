@@ -182,8 +182,7 @@ def gathered_s(row: Row, gather: lane.Table) -> float:
     """
     times, sizes = row.times, [tensor.nbytes for tensor in row.times.tensors]
     order = sorted(range(row.buckets), key=lambda bucket: min(row.members[bucket]))
-    holds, tails = gather.parts_s([sum(sizes[place] for place in row.members[bucket]) for bucket in order])
-    parts = [lane.Parts(float(hold), float(tail)) for hold, tail in zip(holds, tails, strict=True)]
+    parts = gather.parts([sum(sizes[place] for place in row.members[bucket]) for bucket in order])
     _, ends = lane.recursion([row.alone_s + row.exposed_s] * len(parts), parts)
     here = {place: end for bucket, end in zip(order, ends, strict=True) for place in row.members[bucket]}
     begin_s = [times.forward_s, *(times.ready_s[place] for place in times.order)]

@@ -26,7 +26,7 @@ from hvd_ext.planning.cost.simulate import MOST_MESSAGES, WINDOW, Segments, prog
 from hvd_ext.planning.cost.sparse import DENSE, Sparsity
 from hvd_ext.planning.limits import MOST_SIMULATED
 from hvd_ext.planning.model import LogicalPlan
-from hvd_ext.simulation.events import Play, Run
+from hvd_ext.simulation.events import Play, Program, Run
 from hvd_ext.topology.tree import Tree
 
 _Floats = NDArray[np.float64]
@@ -75,6 +75,11 @@ class Table:
         sizes = np.asarray(nbytes, dtype=np.float64)
         hold_s, total_s = (self._at(values, sizes) for values in (self.hold_s, self.total_s))
         return hold_s, np.maximum(total_s - hold_s, 0.0)
+
+    def parts(self, nbytes: _Floats | Sequence[float]) -> list[Parts]:
+        """The prices of buckets of these sizes."""
+        hold_s, tail_s = self.parts_s(nbytes)
+        return list(map(Parts, hold_s.tolist(), tail_s.tolist()))
 
     def _at(self, values: _Floats, sizes: _Floats) -> _Floats:
         seconds = np.interp(sizes, self.nbytes, values)
@@ -165,12 +170,17 @@ def messages_of(buckets: Sequence[InLane], tree: Tree) -> float:
     """Counts the messages of a play of a lane; infinite in clusters of more than 16 ranks, which are not played."""
     if tree.size > MOST_SIMULATED:
         return float("inf")
-    counts: dict[tuple[int, Sparsity], int] = {}  # by the id() of the plan, whose hash takes long
-    for bucket in buckets:
+    return sum(bucket.segments * len(program.messages) for bucket, program in _programs(buckets, tree))
+
+
+def _programs(buckets: Sequence[InLane], tree: Tree) -> list[tuple[InLane, Program]]:
+    """The buckets that are not empty, with their programs."""
+    sent = [bucket for bucket in buckets if bucket.nbytes]
+    known: dict[tuple[int, Sparsity], Program] = {}  # by the id() of the plan, whose hash takes long
+    for bucket in sent:
         key = (id(bucket.plan), bucket.sparsity)
-        if bucket.nbytes and key not in counts:
-            counts[key] = len(program_of(bucket.plan, tree, bucket.sparsity).messages)
-    return sum(bucket.segments * counts[id(bucket.plan), bucket.sparsity] for bucket in buckets if bucket.nbytes)
+        known[key] = known.get(key) or program_of(bucket.plan, tree, bucket.sparsity)
+    return [(bucket, known[id(bucket.plan), bucket.sparsity]) for bucket in sent]
 
 
 def times_in_lane(
@@ -189,12 +199,10 @@ def times_in_lane(
     if messages_of(buckets, tree) > most_messages:
         begins_s, ends_s = recursion([bucket.ready_s for bucket in buckets], [bucket.price() for bucket in buckets])
         return tuple(begins_s), tuple(ends_s)
-    sent = [bucket for bucket in buckets if bucket.nbytes]
-    programs = {(id(bucket.plan), bucket.sparsity): program_of(bucket.plan, tree, bucket.sparsity) for bucket in sent}
-    runs = []
-    for bucket in sent:
-        program, segments = programs[id(bucket.plan), bucket.sparsity], bucket.segments
-        runs.append(Run(program, bucket.nbytes / segments, segments, bucket.ready_s))
+    runs = [
+        Run(program, bucket.nbytes / bucket.segments, bucket.segments, bucket.ready_s)
+        for bucket, program in _programs(buckets, tree)
+    ]
     played = iter(zip(*Play(runs, window).seconds(), strict=True) if runs else ())
     begins_s, ends_s, free_s = [], [], 0.0
     for bucket in buckets:

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from hvd_ext.commands.plan import app, cluster_of, links_line, size_of
 from hvd_ext.planning import planner, registry
-from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.explain import LinkKind, as_json, draw, explain, kinds, links
+from hvd_ext.planning.planner import Choice
 from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Node, Tree, from_hosts, leaf
 from tests.unit.planning.clusters import dense_plans, even_tree, large_tree, one_host, random_tree
 

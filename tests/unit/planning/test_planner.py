@@ -14,12 +14,12 @@ import hvd_ext.simulation
 import hvd_ext.topology
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import planner, registry
-from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import level_profile, profile, simulate
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.limits import MOST_SIMULATED, size_class, stands_for
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
+from hvd_ext.planning.planner import Choice
 from hvd_ext.topology.tree import ETHERNET, Link, Tree, from_hosts
 from tests.unit.planning.clusters import dense_plans, even_tree, large_tree, one_host, uneven_hosts
 
