@@ -38,11 +38,9 @@ class Change:
         """Converts the change to values that JSON can hold; times are in seconds."""
         if self.row is None:
             return {"what_if": self.name, "why_not": self.why_not}
-        names = {"bucketer": self.row.bucketer, "algorithm": self.row.algorithm, "buckets": self.row.buckets}
         return {
             "what_if": self.name,
-            "ranks": self.row.ranks,
-            **names,
+            **{name: getattr(self.row, name) for name in ("ranks", "bucketer", "algorithm", "buckets")},
             "iteration_seconds": self.iteration_s,
             "gain": self.gain,
         }

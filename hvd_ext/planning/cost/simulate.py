@@ -104,19 +104,17 @@ def program_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Pro
     tables = [rows_of(plan, rank) for rank in range(plan.size)]
     # The n-th send from one rank to another matches the n-th receive there.
     receives: dict[tuple[int, int], list[tuple[int, bool]]] = {}
-    waits: list[list[int]] = []
+    places = [{number: place for place, number in enumerate(np.unique(table[:, ROUND]).tolist())} for table in tables]
+    waits = [[0] * len(of_rank) for of_rank in places]
     for rank, table in enumerate(tables):
-        places = {number: place for place, number in enumerate(np.unique(table[:, ROUND]).tolist())}
-        waits.append([0] * len(places))
         for row in table[~np.isin(table[:, OPCODE], (*SENDS, *LOCAL_OPCODES))].tolist():
-            place = places[row[ROUND]]
+            place = places[rank][row[ROUND]]
             receives.setdefault((row[PEER], rank), []).append((place, row[OPCODE] == RECV_REDUCE))
             waits[rank][place] += 1
     messages: list[Message] = []
     rounds = []
     for rank, table in enumerate(tables):
-        places = {number: place for place, number in enumerate(np.unique(table[:, ROUND]).tolist())}
-        sends: list[list[int]] = [[] for _ in places]
+        sends: list[list[int]] = [[] for _ in places[rank]]
         shares = sent_shares(table, plan.units, sparsity)
         sending = np.isin(table[:, OPCODE], SENDS)
         busy_s = messages_s(tree, np.full(plan.size, rank), np.arange(plan.size))  # by the receiver
@@ -124,10 +122,10 @@ def program_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Pro
             way = _way(ports, rank, row[PEER])
             place, reduces = receives[rank, row[PEER]].pop(0)
             alpha_s = max(float(ports.alpha_s[port // 2]) for port in way)
-            sends[places[row[ROUND]]].append(len(messages))
+            sends[places[rank][row[ROUND]]].append(len(messages))
             messages.append(Message(share, way, alpha_s, row[PEER], place, reduces, float(busy_s[row[PEER]])))
-        numbers = np.array([places[number] for number in table[:, ROUND].tolist()], dtype=np.int64)
-        work = np.bincount(numbers, local_s_per_byte(table, plan.units, sparsity), len(places)).tolist()
+        numbers = np.array([places[rank][number] for number in table[:, ROUND].tolist()], dtype=np.int64)
+        work = np.bincount(numbers, local_s_per_byte(table, plan.units, sparsity), len(sends)).tolist()
         rounds.append(tuple((tuple(sent), *rest) for sent, *rest in zip(sends, waits[rank], work, strict=True)))
     betas = np.repeat(ports.beta_s_per_byte, 2).tolist()
     return Program(tuple(messages), tuple(rounds), tuple(betas), tree.gamma_s_per_byte, MESSAGE_NBYTES)
