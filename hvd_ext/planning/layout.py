@@ -348,7 +348,7 @@ def _bucketer_name(step: _Step, request: bucketers.Request) -> str:
 
 def _divided(step: _Step, request: bucketers.Request, name: str) -> _Divided:
     buckets = []
-    for made in bucketers.plan(request, name).buckets:
+    for made in bucketers.plan(request, name):
         members = tuple(step.places[index] for index in made.tensors)
         ready_s = 0.0 if request.ready_s is None else max(request.ready_s[index] for index in made.tensors)
         buckets.append(_Bucket(members, request.class_of(made.tensors[0]), made.nbytes, ready_s))

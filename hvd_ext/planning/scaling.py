@@ -140,7 +140,7 @@ def on_line(
     if bucketer == "auto":
         able = [name for name in buckets.SIMPLEST_FIRST if buckets.supports(buckets.get(name), request) is None]
         return replace(best([on_line(price, times, name, ranks, bucket_nbytes) for name in able]), bucketer=bucketer)
-    made = buckets.plan(request, bucketer).buckets
+    made = buckets.plan(request, bucketer)
     members = tuple(bucket.tensors for bucket in made)
     ready = tuple(_ready_s(times, places) for places in members)
     predicted = of_lane(times, *lane.recursion(ready, price.parts([bucket.nbytes for bucket in made])))

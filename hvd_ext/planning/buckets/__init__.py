@@ -92,23 +92,16 @@ class Bucket:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class BucketPlan:
-    """All buckets in the order in which they start, the same on all ranks; every tensor is in exactly one bucket."""
-
-    buckets: tuple[Bucket, ...]
-
-
 def bucket_of(tensors: Sequence[Tensor], indices: Sequence[int]) -> Bucket:
     """Makes a bucket of tensors of one dtype, at least one, in their order in the buffer."""
     dtype = tensors[indices[0]].dtype
     return Bucket(dtype, tuple(indices), sum(tensors[index].nbytes for index in indices))
 
 
-def in_order(buckets: Iterable[Bucket], order: Sequence[int]) -> BucketPlan:
-    """Makes a plan of buckets in which they start when their last tensors are ready; `order` is that of all tensors."""
+def in_order(buckets: Iterable[Bucket], order: Sequence[int]) -> tuple[Bucket, ...]:
+    """Sorts buckets in the order in which their last tensors are ready; `order` is that of all tensors."""
     place = {index: number for number, index in enumerate(order)}
-    return BucketPlan(tuple(sorted(buckets, key=lambda bucket: max(place[index] for index in bucket.tensors))))
+    return tuple(sorted(buckets, key=lambda bucket: max(place[index] for index in bucket.tensors)))
 
 
 def without_groups(request: Request) -> str | None:
@@ -131,12 +124,12 @@ class Bucketer(Protocol):
         """The bucketer's description."""
 
     @staticmethod
-    def build(request: Request, /) -> BucketPlan:
+    def build(request: Request, /) -> tuple[Bucket, ...]:
         """Plans a request.
 
         Returns:
-            The plan: one class per bucket, each tensor in one bucket, the buckets in the order in which their last
-            tensor is ready (the request's ready order).
+            The buckets in the order in which they start, the same on all ranks: that in which their last tensor is
+            ready (the request's ready order). Each has one class, and every tensor is in exactly one bucket.
 
         Raises:
             PlanError: the tensors, the size or the groups are wrong.
@@ -175,7 +168,7 @@ def choose(request: Request) -> str:
     return next(name for name in SIMPLEST_FIRST if supports(get(name), request) is None)
 
 
-def plan(request: Request, bucketer: str = "auto") -> BucketPlan:
+def plan(request: Request, bucketer: str = "auto") -> tuple[Bucket, ...]:
     """Divides the tensors of a request into buckets.
 
     Raises:
