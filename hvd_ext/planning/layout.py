@@ -16,7 +16,7 @@ from hvd_ext.planning import buckets as bucketers, grain, lane_prices, needed, p
 from hvd_ext.planning.bucket_layout import BucketLayout, Layout, Outcome, Selection
 from hvd_ext.planning.cost import lane
 from hvd_ext.planning.cost.lane import Parts, Table
-from hvd_ext.planning.prediction import in_lane, lane_of, loads_of, of_lane, ready_of
+from hvd_ext.planning.prediction import in_lane, lane_of, of_lane, ready_of
 from hvd_ext.planning.sparse_planner import sparse_plan
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import Tensor
@@ -166,7 +166,7 @@ class _Step:
     def loads(self) -> tuple[tuple[float, Parts], ...]:
         """What travels beside the buckets: when it is ready, seconds, and its price."""
         assert self.times is not None
-        return tuple(loads_of(self.tree, self.times))
+        return tuple((since, lane_prices.gather_parts(self.tree, nbytes)) for since, nbytes in self.times.rows)
 
     def keeps_residuals(self, kind: bucketers.Class) -> bool:
         """Whether the tensors of a class keep residuals or velocities.

@@ -96,11 +96,6 @@ def lane_of(tree: Tree, layout: Layout, times: StepTimes, density: float | None 
     return [load for _, load in both]
 
 
-def loads_of(tree: Tree, times: StepTimes) -> list[tuple[float, Parts]]:
-    """The rows that travel beside the buckets: for each the time at which it is ready, seconds, and its price."""
-    return [(since, lane_prices.gather_parts(tree, nbytes)) for since, nbytes in times.rows]
-
-
 def of_lane(times: StepTimes, begins_s: Sequence[float], ends_s: Sequence[float]) -> Prediction:
     """Makes the prediction of a step from the times of what travels in its lane.
 
