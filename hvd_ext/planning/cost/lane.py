@@ -109,14 +109,7 @@ def doubling(price: Callable[[int], Parts]) -> Table:
     return table([(nbytes, price(nbytes)) for nbytes in sizes])
 
 
-def parts_of(
-    plan: LogicalPlan,
-    tree: Tree,
-    nbytes: int,
-    segment_nbytes: int,
-    sparsity: Sparsity = DENSE,
-    window: int = WINDOW,
-) -> Parts:
+def parts_of(plan: LogicalPlan, tree: Tree, nbytes: int, segment_nbytes: int, sparsity: Sparsity = DENSE) -> Parts:
     """The price of a bucket in a lane.
 
     Args:
@@ -125,16 +118,16 @@ def parts_of(
     if not nbytes or tree.size == 1:
         return Parts(0.0, 0.0)
     segments = max(-(-nbytes // segment_nbytes), 1)
-    each, buckets = nbytes / segments, max(window // segments, 1) + 1
+    each, buckets = nbytes / segments, max(WINDOW // segments, 1) + 1
     if tree.size > MOST_SIMULATED:
         load = load_of(plan, tree, sparsity)
         handover_s = tree.handover.alpha_s + nbytes * tree.handover.beta_s_per_byte  # in no lane: it comes before
         alone_s = load.price_s(nbytes, segment_nbytes) - handover_s
-        waits_s = alone_s / window if segments < window else 0.0
+        waits_s = alone_s / WINDOW if segments < WINDOW else 0.0
         hold_s = min(max(nbytes * load.pace_s_per_byte(each), waits_s), alone_s)
         return Parts(hold_s, alone_s - hold_s)
     least_s = each * bottleneck(plan, tree, sparsity).busiest_s_per_byte
-    row = Segments(program_of(plan, tree, sparsity), each, least_s, window, PLAYED_WINDOWS * window)
+    row = Segments(program_of(plan, tree, sparsity), each, least_s, WINDOW, PLAYED_WINDOWS * WINDOW)
     alone_s = row.first_s(segments)
     hold_s = (row.first_s(buckets * segments) - alone_s) / (buckets - 1)
     hold_s = min(max(hold_s, segments * least_s), alone_s)  # while queues still grow, a lane seems faster than its port
@@ -184,7 +177,7 @@ def _programs(buckets: Sequence[InLane], tree: Tree) -> list[tuple[InLane, Progr
 
 
 def times_in_lane(
-    buckets: Sequence[InLane], tree: Tree, window: int = WINDOW, most_messages: int = MOST_MESSAGES
+    buckets: Sequence[InLane], tree: Tree, most_messages: int = MOST_MESSAGES
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The times at which the buckets of a lane begin and end.
 
@@ -203,7 +196,7 @@ def times_in_lane(
         Run(program, bucket.nbytes / bucket.segments, bucket.segments, bucket.ready_s)
         for bucket, program in _programs(buckets, tree)
     ]
-    played = iter(zip(*Play(runs, window).seconds(), strict=True) if runs else ())
+    played = iter(zip(*Play(runs, WINDOW).seconds(), strict=True) if runs else ())
     begins_s, ends_s, free_s = [], [], 0.0
     for bucket in buckets:
         # an empty bucket has no segments, and ends when it may begin
