@@ -64,8 +64,8 @@ def dense_plan(algorithm: str, tree: Tree, height: int = HOSTS) -> LogicalPlan:
     units = exact if exact <= MOST_UNITS else MOST_UNITS // shards * shards
     waiting = {id(node) for node in members}
 
-    def folds(nodes: Sequence[Node], shards: Held) -> Level:
-        return local("fold", [rank for node in nodes if id(node) in waiting for rank in node.ranks], shards)
+    def folds(nodes: Sequence[Node], held: Held) -> Level:
+        return local("fold", [rank for node in nodes if id(node) in waiting for rank in node.ranks], held)
 
     alone = [node for node in members if not node.children]
     levels = [folds(alone, dict.fromkeys(tree.ranks, (0, units)))]
