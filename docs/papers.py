@@ -12,9 +12,10 @@ from hvd_ext.compression.topk import TopK
 from hvd_ext.planning import models, planner
 from hvd_ext.planning.cost import lane
 from hvd_ext.planning.grain import segment_nbytes
-from hvd_ext.planning.models import resnet50
+from hvd_ext.planning.models.convolutional import resnet50
 from hvd_ext.planning.models.layer import Layer
 from hvd_ext.planning.scaling import Row, on_cluster, on_line
+from hvd_ext.planning.sparse_planner import sparse_plan
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.topology.presets import preset
 from hvd_ext.topology.tree import Link, Tree
@@ -111,7 +112,7 @@ def _alone_s(tree: Tree, name: str, nbytes: int) -> float:
     """The time of an allreduce in a lane of its own."""
     plan = planner.allreduce_plan(tree, name).plan
     segment = segment_nbytes(plan, nbytes, tree)
-    return lane.parts_of(plan, tree, nbytes, segment, lambda: planner.profile_of(tree, name)).seconds
+    return lane.parts_of(plan, tree, nbytes, segment).seconds
 
 
 def line_of(nodes: int) -> mgwfbp.Line:
@@ -364,7 +365,7 @@ def table_4() -> Iterator[Figure]:
     hows = {how: name for name, how in _HOWS.items()}
     published_s = predicted_s = 0.0
     for pixels, (how, epochs, batch, alone, number) in _TABLE_4.items():
-        times = replace(models.step_times(resnet50.layers(pixels), batch / alone), update_s=_LARS_S)
+        times = replace(models.step_times(resnet50(pixels), batch / alone), update_s=_LARS_S)
         row = _commlib_row(how, times)
         what = f"record, {epochs} epoch{'s' * (epochs > 1)} at {pixels}: {hows[how]}, Table 4"
         figure = Figure("CommLib", what, number, row.ranks * batch / row.iteration_s, "samples/s")
@@ -389,7 +390,7 @@ def figure_7() -> dict[str, float]:
         For each of the paper's methods, from the slowest, the seconds. An entry is a float16 and a 32-bit index.
     """
     tree, nbytes = preset("commlib"), 2 * 25_000_000
-    sparse = dict(planner.sparse_plan(tree, "hitopk", 2 * nbytes, 0.01, 6.0).candidates)
+    sparse = dict(sparse_plan(tree, "hitopk", 2 * nbytes, 0.01, 6.0).candidates)
     found = {
         "NaiveAG": sparse["naive_allgather"],
         "TreeAR": planner.price(tree, "tree", nbytes).seconds,

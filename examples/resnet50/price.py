@@ -19,7 +19,8 @@ from rich.table import Table
 from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import HvdExtError
 from hvd_ext.planning import models
-from hvd_ext.planning.models.layer import Convolutions, Layer
+from hvd_ext.planning.models.convolutional import Convolutions
+from hvd_ext.planning.models.layer import Layer
 from hvd_ext.planning.scaling import Row, on_cluster
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.topology.read import read

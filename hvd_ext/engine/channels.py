@@ -201,7 +201,7 @@ class Channels:
             channel: from `open_channel`.
             most: the largest number of steps, `KEPT_STEPS` or less.
         """
-        tensors = len(self.channels[lane_of(channel)].layout.sent_tensors)
+        tensors = len(self.channels[lane_of(channel)].layout.engine_tensors)
         steps, count = np.zeros(most, np.int64), ctypes.c_int64()
         begins_s, ends_s, arrival_offset_s = np.zeros(most), np.zeros(most), np.zeros((most, tensors))
         seconds = [
@@ -333,8 +333,7 @@ class Channels:
         self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
     ) -> None:
         opened = self.channels[lane_of(channel)]
-        name, layout = opened.name, opened.layout
-        tensors = [layout.tensors[place] for place in layout.sent_tensors]
+        name, tensors = opened.name, opened.layout.engine_tensors
         if not len(inputs) == len(outputs) == len(tensors):
             raise InvalidError(
                 f"reduce of {name!r}: it takes {len(tensors)} inputs and as many outputs, got {len(inputs)} "
@@ -467,10 +466,8 @@ def _described(
     name: str, layout: Layout, handle_of: Callable[[LogicalPlan], int], partial: ctypes.Structure | None = None
 ) -> ctypes.Structure:
     """Describe a channel; see `Channels.open_channel`."""
-    buckets, places = layout.buckets, layout.sent_tensors
-    number = {place: tensor for tensor, place in enumerate(places)}
-    tensors = [layout.tensors[place] for place in places]
-    each = [
+    tensors = layout.engine_tensors
+    buckets = [
         spec.Bucket(
             dtype=DTYPES[bucket.dtype].code,
             wire=-1 if bucket.wire is None else DTYPES[bucket.wire].code,
@@ -478,10 +475,10 @@ def _described(
             plan=handle_of(bucket.plan),
             segment_nbytes=bucket.segment_nbytes,
             n_tensors=len(bucket.tensors),
-            tensors=native.int64s([number[place] for place in bucket.tensors]),
+            tensors=native.int64s([layout.engine_numbers[place] for place in bucket.tensors]),
             selection=None if bucket.selection is None else ctypes.pointer(_selection(bucket, handle_of)),
         )
-        for bucket in buckets
+        for bucket in layout.buckets
     ]
     return spec.Channel(
         name=name.encode(),
@@ -489,7 +486,7 @@ def _described(
         tensor_names=(ctypes.c_char_p * len(tensors))(*[tensor.name.encode() for tensor in tensors]),
         elements=native.int64s([tensor.elements for tensor in tensors]),
         n_buckets=len(buckets),
-        buckets=(spec.Bucket * len(buckets))(*each),
+        buckets=(spec.Bucket * len(buckets))(*buckets),
         partial=None if partial is None else ctypes.pointer(partial),
     )
 

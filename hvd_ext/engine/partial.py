@@ -218,8 +218,7 @@ class PartialChannels(Channels):
 
     def _check_held(self, channel: int, tensor: int, array: npt.NDArray[np.generic]) -> None:
         opened = self.open_channels()[channel]
-        if not 0 <= tensor < len(opened.layout.sent_tensors):
-            raise InvalidError(
-                f"tensor ({tensor}) of {opened.name!r}: must be in [0, {len(opened.layout.sent_tensors)})"
-            )
-        check_array(f"held of {opened.name!r}", opened.layout.tensors[opened.layout.sent_tensors[tensor]], array)
+        tensors = opened.layout.engine_tensors
+        if not 0 <= tensor < len(tensors):
+            raise InvalidError(f"tensor ({tensor}) of {opened.name!r}: must be in [0, {len(tensors)})")
+        check_array(f"held of {opened.name!r}", tensors[tensor], array)

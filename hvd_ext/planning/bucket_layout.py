@@ -15,7 +15,6 @@ from typing import Any
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import ir, planner, registry
-from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.sparse_planner import companion, heights, variants
 from hvd_ext.planning.tensors import DTYPES, Tensor
@@ -89,7 +88,7 @@ class BucketLayout:
     wire: str | None = None
     selection: Selection | None = None
     dense: LogicalPlan | None = None
-    choice: Choice | None = None
+    choice: planner.Choice | None = None
 
     def described(self) -> list[Any]:
         """Return the values that must be the same on all ranks."""
@@ -135,6 +134,16 @@ class Layout:
     def sent_tensors(self) -> tuple[int, ...]:
         """The ascending places of the tensors that are in a bucket; the engine numbers them from 0 in this order."""
         return tuple(sorted(place for bucket in self.buckets for place in bucket.tensors))
+
+    @functools.cached_property
+    def engine_numbers(self) -> dict[int, int]:
+        """The engine's number of each tensor that is in a bucket, by its place in the layout."""
+        return {place: number for number, place in enumerate(self.sent_tensors)}
+
+    @functools.cached_property
+    def engine_tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that are in a bucket, by the engine's number."""
+        return tuple(self.tensors[place] for place in self.sent_tensors)
 
     @functools.cached_property
     def nbytes(self) -> tuple[int, ...]:

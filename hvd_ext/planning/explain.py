@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from hvd_ext.planning import planner, registry
-from hvd_ext.planning.choice import Choice
-from hvd_ext.planning.cost import Sparsity, allreduce_bound_s, traffic
+from hvd_ext.planning.cost import Sparsity, allreduce_bound_s, load_of, traffic
 from hvd_ext.planning.cost.sparse import DENSE
 from hvd_ext.planning.grain import segment_nbytes
+from hvd_ext.planning.limits import MOST_RANKS, MOST_SIMULATED, size_class
 from hvd_ext.planning.lower import rounds_of, rounds_of_level
 from hvd_ext.planning.model import Call, LogicalPlan
+from hvd_ext.planning.planner import Choice
 from hvd_ext.topology.tree import Link, Tree
 
 MOST_DRAWN = 32
@@ -92,8 +93,8 @@ def explain(tree: Tree, nbytes: int) -> Explanation:
     names = [name for name, price in chosen.candidates if not isinstance(price, str)]
     prices = {name: planner.price(tree, name, nbytes).seconds for name in names}
     plans = {name: chosen.plan if name == chosen.algorithm else registry.get(name).build(tree) for name in prices}
-    parts = {name: _parts(name, plan, tree, nbytes, prices[name]) for name, plan in plans.items()}
-    chosen_for = planner.size_class(nbytes)
+    parts = {name: _parts(plan, tree, nbytes, prices[name]) for name, plan in plans.items()}
+    chosen_for = size_class(nbytes)
     entries = []
     for name in sorted(prices, key=lambda other: (other != chosen.algorithm, prices[other], other)):
         verdict = _verdict(tree, chosen, name, prices, parts, chosen_for)
@@ -111,8 +112,8 @@ def explain(tree: Tree, nbytes: int) -> Explanation:
 
 def pricing(tree: Tree, grain: str = "pipelined") -> str:
     """Describes, in words, the method that finds prices."""
-    how = "round by round" if tree.size <= planner.MOST_RANKS else "level by level"
-    how = "simulated message by message" if tree.size <= planner.MOST_SIMULATED else how
+    how = "round by round" if tree.size <= MOST_RANKS else "level by level"
+    how = "simulated message by message" if tree.size <= MOST_SIMULATED else how
     return f"the plan as it runs, {grain}, {how}"
 
 
@@ -146,30 +147,25 @@ def loads(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity = DENSE
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """The parts of a price, as Profile.price_s() adds them up, and what a simulation adds to them; seconds."""
-
-    latency_s: float
-    first_segment_s: float
-    busiest_port_s: float
-    waiting_s: float
-
-
-def _parts(name: str, plan: LogicalPlan, tree: Tree, nbytes: int, price_s: float) -> _Parts:
-    load, grain = planner.profile_of(tree, name), min(segment_nbytes(plan, nbytes, tree), nbytes)
-    parts = load.latency_s, grain * load.rounds_s_per_byte, (nbytes - grain) * load.pace_s_per_byte(grain)
-    return _Parts(*parts, price_s - sum(parts))
+def _parts(plan: LogicalPlan, tree: Tree, nbytes: int, price_s: float) -> dict[str, float]:
+    """The parts of a price, as Profile.price_s() adds them up, and what a simulation adds to them, seconds."""
+    load, grain = load_of(plan, tree), min(segment_nbytes(plan, nbytes, tree), nbytes)
+    parts = {
+        "rounds": load.latency_s,
+        "first segment": grain * load.rounds_s_per_byte,
+        "busiest port": (nbytes - grain) * load.pace_s_per_byte(grain),
+    }
+    return {**parts, "waiting": price_s - sum(parts.values())}
 
 
 def _verdict(
-    tree: Tree, chosen: Choice, name: str, prices: dict[str, float], parts: dict[str, _Parts], size_class: int
+    tree: Tree, chosen: Choice, name: str, prices: dict[str, float], parts: dict[str, dict[str, float]], chosen_for: int
 ) -> str:
     winner = chosen.algorithm
     if name == winner:
         least = min(prices.values())
         if prices[name] > least * (1 + planner.TIE):
-            return f"chosen: cheapest for {size_class} bytes, which stands for all sizes near it"
+            return f"chosen: cheapest for {chosen_for} bytes, which stands for all sizes near it"
         tie = prices[name] > least
         better = "simpler" if name == "ring" else "lighter on the other links"
         return f"chosen: within {planner.TIE:.0%} of the cheapest, and {better}" if tie else "chosen: cheapest"
@@ -177,16 +173,9 @@ def _verdict(
         if prices[name] * (1 + planner.TIE) < prices[winner]:
             return "cheaper"
         return f"a tie within {planner.TIE:.0%}: {winner} {planner.preference(tree, chosen, name)}"
-    times = f"{prices[name] / prices[winner]:.2f} x"
-    mine, best = parts[name], parts[winner]
-    reasons = {
-        "rounds": (mine.latency_s, best.latency_s),
-        "first segment": (mine.first_segment_s, best.first_segment_s),
-        "busiest port": (mine.busiest_port_s, best.busiest_port_s),
-        "waiting": (mine.waiting_s, best.waiting_s),
-    }
-    word, (loser_s, winner_s) = max(reasons.items(), key=lambda item: item[1][0] - item[1][1])
-    return f"{times}, {word} +{(loser_s - winner_s) * 1e3:.3g} ms"
+    longer_s = {part: seconds - parts[winner][part] for part, seconds in parts[name].items()}
+    part = max(longer_s, key=lambda part: longer_s[part])
+    return f"{prices[name] / prices[winner]:.2f} x, {part} +{longer_s[part] * 1e3:.3g} ms"
 
 
 def as_json(explanation: Explanation) -> dict[str, object]:

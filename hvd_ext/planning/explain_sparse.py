@@ -9,20 +9,13 @@ from dataclasses import dataclass, replace
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning import planner, registry
-from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import Sparsity, traffic
 from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES, ENTRY_NBYTES
 from hvd_ext.planning.explain import Entry, LinkKind, links, loads, pricing
 from hvd_ext.planning.limits import size_class
 from hvd_ext.planning.lower import rounds_of
 from hvd_ext.planning.model import LogicalPlan
-from hvd_ext.planning.sparse_planner import (
-    LEAST_NBYTES,
-    best_variant,
-    break_even,
-    sparse_plan,
-    sparse_price,
-)
+from hvd_ext.planning.sparse_planner import LEAST_NBYTES, best_variant, break_even, sparse_plan, sparse_price
 from hvd_ext.topology.tree import Tree
 
 DENSE, DENSE_STEP = "dense", "dense step"
@@ -84,7 +77,7 @@ def explain(
     algorithm: str = "hitopk",
     entry_nbytes: float = ENTRY_NBYTES,
     height: int | None = 1,
-) -> tuple[SparseExplanation, Choice]:
+) -> tuple[SparseExplanation, planner.Choice]:
     """Prices every sparse algorithm as the runtime does.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -46,14 +46,13 @@ def segment_nbytes(plan: LogicalPlan, nbytes: int, tree: Tree) -> int:
         the plan sends nothing, and if the plan is sparse: a rank's selection and residual belong to one range of the
         buffer.
     """
-    if is_sparse(plan):
+    limiting = None if is_sparse(plan) else _limiting(plan, tree)
+    if limiting is None:
         return _aligned(max(nbytes, 1))
-    way = _way(plan, tree)
-    if way is None:
-        return _aligned(max(nbytes, 1))
-    message = HOST_MESSAGE_NBYTES if len(tree.hosts()) == 1 else message_nbytes(way.beta_s_per_byte)
-    ideal = (message - _SLACK_NBYTES) / way.message_share
-    filled = FILL_SHARE * nbytes / (WINDOW * way.fill) if way.fill else ideal
+    message_share, beta_s_per_byte, fill = limiting
+    message = HOST_MESSAGE_NBYTES if len(tree.hosts()) == 1 else message_nbytes(beta_s_per_byte)
+    ideal = (message - _SLACK_NBYTES) / message_share
+    filled = FILL_SHARE * nbytes / (WINDOW * fill) if fill else ideal
     ideal = min(ideal, max(filled, FINEST * ideal))
     grain = min(max(int(ideal), SMALLEST_SEGMENT_NBYTES), LARGEST_SEGMENT_NBYTES)
     segments = max(-(-nbytes // grain), 1)
@@ -82,25 +81,15 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // SEGMENT_ALIGNMENT) * SEGMENT_ALIGNMENT
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """A plan's traffic over the links that limit it.
-
-    Args:
-        message_share: the size of the messages over these links, as a share of the buffer.
-        beta_s_per_byte: the time per byte of these links.
-        fill: the time for which the links between hosts are busy in the levels that do not use the limiting links,
-            divided by the time for which the limiting links are busy.
-    """
-
-    message_share: float
-    beta_s_per_byte: float
-    fill: float
-
-
 @lru_cache(maxsize=64)
-def _way(plan: LogicalPlan, tree: Tree) -> _Way | None:
-    """Finds the links that limit the plan, on several hosts among the links between hosts; None if they are unused."""
+def _limiting(plan: LogicalPlan, tree: Tree) -> tuple[float, float, float] | None:
+    """Finds the links that limit the plan, on several hosts among the links between hosts.
+
+    Returns:
+        The size of the messages over these links, as a share of the buffer; the time per byte of these links; and the
+        time for which the links between hosts are busy in the levels that do not use the limiting links, divided by the
+        time for which the limiting links are busy. None if the links are unused.
+    """
     counted = _counted(plan, tree)
     if not counted:
         return None
@@ -124,13 +113,13 @@ def _way(plan: LogicalPlan, tree: Tree) -> _Way | None:
     fill_s = max((kind.busiest_s_per_byte for kind in _counted(replace(plan, levels=tuple(others)), tree)), default=0)
     fill = fill_s / busiest.busiest_s_per_byte if len(tree.hosts()) > 1 and fill_s else 0.0
     beta = float(ports.beta_s_per_byte[ports.depths == busiest.depth].max())
-    return _Way((min(shares) * max(shares)) ** 0.5, beta, fill)
+    return (min(shares) * max(shares)) ** 0.5, beta, fill
 
 
 def _counted(plan: LogicalPlan, tree: Tree) -> list[Traffic]:
     """A plan's traffic over each kind of link between hosts, or over all kinds on one host."""
     one_host, levels = len(tree.hosts()) == 1, tuple(reversed(tree.levels()))
-    joins_hosts = [any(child.children for node in nodes for child in node.children) for nodes in levels]
+    joins_hosts = [max(node.height for node in nodes) > 1 for nodes in levels]
     return [kind for kind in traffic(plan, tree) if kind.total and (one_host or joins_hosts[kind.depth])]
 
 

@@ -6,14 +6,14 @@ them. So a price costs no more than a look at a table, and a search for buckets 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from hvd_ext.compression import Codec
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import planner, registry
-from hvd_ext.planning.choice import Choice
-from hvd_ext.planning.cost import profile
+from hvd_ext.planning.cost import load_of
 from hvd_ext.planning.cost.lane import (
     LEAST_NBYTES,
     MOST_NBYTES,
@@ -24,11 +24,10 @@ from hvd_ext.planning.cost.lane import (
     parts_of,
     table,
 )
-from hvd_ext.planning.cost.levels import level_profile
 from hvd_ext.planning.cost.simulate import WINDOW
-from hvd_ext.planning.cost.sparse import Sparsity
+from hvd_ext.planning.cost.sparse import DENSE, Sparsity
 from hvd_ext.planning.grain import coarser, segment_nbytes
-from hvd_ext.planning.limits import MOST_RANKS, size_class
+from hvd_ext.planning.limits import size_class
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.sparse_planner import best_variant, companion, sparsity_on
 from hvd_ext.topology.tree import Tree
@@ -53,12 +52,10 @@ def _factor(tree: Tree, name: str, nbytes: int) -> int:
     grain = segment_nbytes(plan, nbytes, tree)
     if not tree.message_s or nbytes <= grain:
         return 1
-    load = planner.profile_of(tree, name)
+    load = load_of(plan, tree)
     if load.messages_s <= BUSY_RANK * grain * load.busiest_s_per_byte:
         return 1
-    prices = {
-        factor: parts_of(plan, tree, nbytes, coarser(grain, nbytes, factor), lambda: load).seconds for factor in COARSER
-    }
+    prices = {factor: parts_of(plan, tree, nbytes, coarser(grain, nbytes, factor)).seconds for factor in COARSER}
     best = min(COARSER, key=lambda factor: prices[factor])
     return best if prices[best] < prices[1] * WORTH_COARSER else 1
 
@@ -73,13 +70,7 @@ def _point(tree: Tree, name: str, nbytes: int) -> Parts:
         smaller, larger = _point(tree, name, quarter), _point(tree, name, half)
         return Parts(3 * larger.hold_s - 2 * smaller.hold_s, larger.tail_s)
     plan = planner.allreduce_plan(tree, name).plan
-    return parts_of(plan, tree, nbytes, grains[1], lambda: planner.profile_of(tree, name))
-
-
-@lru_cache(maxsize=64)
-def dense_table(tree: Tree, name: str) -> Table:
-    """The price of a bucket in the lane by one schedule, as a table by bytes as sent."""
-    return doubling(lambda nbytes: _point(tree, name, nbytes))
+    return parts_of(plan, tree, nbytes, grains[1])
 
 
 @lru_cache(maxsize=256)
@@ -91,14 +82,19 @@ def _near(tree: Tree, nbytes: int) -> tuple[str, ...]:
     return tuple(name for name, price_s in prices.items() if price_s <= worth_s)
 
 
-@lru_cache(maxsize=16)
-def best_table(tree: Tree) -> Table:
-    """The price of a bucket in the lane by the best schedule for its size, as a table by bytes as sent."""
-    return doubling(
-        lambda nbytes: min(
-            (_point(tree, name, nbytes) for name in _near(tree, nbytes)), key=lambda parts: parts.seconds
-        )
-    )
+@lru_cache(maxsize=64)
+def dense_table(tree: Tree, algorithm: str) -> Table:
+    """The price of a bucket in the lane, as a table by bytes as sent.
+
+    Args:
+        algorithm: a schedule's name, or "auto" for the best schedule at each size.
+    """
+
+    def price(nbytes: int) -> Parts:
+        names = _near(tree, nbytes) if algorithm == "auto" else (algorithm,)
+        return min((_point(tree, name, nbytes) for name in names), key=lambda parts: parts.seconds)
+
+    return doubling(price)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +113,8 @@ def candidates(tree: Tree, nbytes: int) -> tuple[Candidate, ...]:
         ring, as the simplest.
     """
     low = _low(nbytes)
-    priced = [
-        Candidate(name, one_price(table([(size, _point(tree, name, size)) for size in (low, 2 * low)]), nbytes))
-        for name in sorted({*_near(tree, low), *_near(tree, 2 * low)})
-    ]
+    names = sorted({*_near(tree, low), *_near(tree, 2 * low)})
+    priced = [Candidate(name, _between(partial(_point, tree, name), nbytes)) for name in names]
     best_s = min(candidate.parts.seconds for candidate in priced)
 
     def rank(candidate: Candidate) -> tuple[float, float, bool, str]:
@@ -131,7 +125,7 @@ def candidates(tree: Tree, nbytes: int) -> tuple[Candidate, ...]:
     return tuple(sorted(priced, key=rank))
 
 
-def chosen(tree: Tree, name: str, nbytes: int, among: tuple[Candidate, ...]) -> Choice:
+def chosen(tree: Tree, name: str, nbytes: int, among: tuple[Candidate, ...]) -> planner.Choice:
     """Says why a bucket has its schedule."""
     parts = {candidate.name: candidate.parts for candidate in among}
     first = sorted(parts, key=lambda other: (other != name, parts[other].seconds, other))[: 1 + planner.MOST_NAMED]
@@ -140,7 +134,7 @@ def chosen(tree: Tree, name: str, nbytes: int, among: tuple[Candidate, ...]) -> 
     )
     plan = planner.allreduce_plan(tree, name).plan
     why = f"cheapest in its lane for {nbytes} bytes on {tree.describe()} (hold + tail): {listed}"
-    return Choice(
+    return planner.Choice(
         plan,
         name,
         why + (f"; {plan.note}" if plan.note else ""),
@@ -148,77 +142,55 @@ def chosen(tree: Tree, name: str, nbytes: int, among: tuple[Candidate, ...]) -> 
     )
 
 
-def one_price(prices: Table, nbytes: float) -> Parts:
-    """Looks a single price up."""
-    hold_s, tail_s = prices.parts_s([nbytes])
-    return Parts(float(hold_s[0]), float(tail_s[0]))
-
-
 def sparsity_of(tree: Tree, codec: Codec) -> Sparsity:
     """The sparsity of an ordinary step, after the warm-up."""
     return sparsity_on(tree, codec.schedule.densities[-1], codec.entry_nbytes, merges=codec.merges)
 
 
-@lru_cache(maxsize=32)
-def sparse_table(tree: Tree, name: str, sparsity: Sparsity, height: int | None) -> Table:
-    """The price of a bucket that selects, or is sent whole by its dense companion where that is cheaper.
+@lru_cache(maxsize=64)
+def sparse_table(tree: Tree, name: str, sparsity: Sparsity, height: int | None, *, selects: bool = True) -> Table:
+    """The price of a bucket that keeps a residual, by bytes of the float32 buffer.
 
-    The table is by bytes of the float32 buffer.
+    Args:
+        selects: True for a bucket that selects, or is sent whole by its dense companion where that is cheaper. False
+            for one that sends all elements; its plan is chosen for the sparsity of other steps.
     """
 
     def price(nbytes: int) -> Parts:
-        plan, dense = _variant(tree, name, nbytes, sparsity, height)
-        both = [sparse_parts(either, tree, nbytes, sparsity) for either in (plan, dense)]
-        return min(both, key=lambda parts: parts.seconds)
-
-    return doubling(price)
-
-
-@lru_cache(maxsize=32)
-def companion_table(tree: Tree, name: str, sparsity: Sparsity, height: int | None) -> Table:
-    """The price of a bucket that keeps a residual and sends all elements, by bytes of the float32 buffer.
-
-    The plan is chosen for the sparsity of other steps.
-    """
-
-    def price(nbytes: int) -> Parts:
-        return sparse_parts(_variant(tree, name, nbytes, sparsity, height)[1], tree, nbytes, sparsity)
+        variant = best_variant(tree, name, nbytes, sparsity, height)
+        if isinstance(variant, str):
+            raise PlanError(f"algorithm {name!r} on {tree.describe()}: {variant}; choose another one")
+        _, plan, used = variant
+        plans = [*([plan] if selects else []), companion(tree, name, used)]
+        parts = [sparse_parts(either, tree, nbytes, sparsity) for either in plans]
+        return min(parts, key=lambda either: either.seconds)
 
     return doubling(price)
 
 
 def sparse_parts(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> Parts:
     """The price in the lane of a sparse plan or of its dense companion, which runs as one segment."""
-    low = _low(nbytes)
-    if nbytes == low:
-        return _sparse_point(plan, tree, nbytes, sparsity)
-    return one_price(table([(size, _sparse_point(plan, tree, size, sparsity)) for size in (low, 2 * low)]), nbytes)
+    if nbytes == _low(nbytes):
+        return _one_segment(plan, tree, sparsity, nbytes)
+    return _between(partial(_one_segment, plan, tree, sparsity), nbytes)
+
+
+def gather_parts(tree: Tree, nbytes: int) -> Parts:
+    """The price in the lane of an all-gather of so many bytes in all, as of the rows of an embedding."""
+    return _one_segment(planner.all_gather_plan(tree), tree, DENSE, nbytes)
 
 
 @lru_cache(maxsize=512)
-def _sparse_point(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> Parts:
-    load = profile if tree.size <= MOST_RANKS else level_profile
-    return parts_of(plan, tree, nbytes, max(nbytes, 1), lambda: load(plan, tree, sparsity), sparsity)
+def _one_segment(plan: LogicalPlan, tree: Tree, sparsity: Sparsity, nbytes: int) -> Parts:
+    return parts_of(plan, tree, nbytes, max(nbytes, 1), sparsity)
 
 
-@lru_cache(maxsize=256)
-def gather_parts(tree: Tree, nbytes: int) -> Parts:
-    """The price in the lane of an all-gather of so many bytes in all, as of the rows of an embedding."""
-    load = profile if tree.size <= MOST_RANKS else level_profile
-    plan = planner.all_gather_plan(tree)
-    return parts_of(plan, tree, nbytes, max(nbytes, 1), lambda: load(plan, tree))
+def _between(price: Callable[[int], Parts], nbytes: int) -> Parts:
+    """The price at a size between two powers of two, from the prices of both."""
+    low = _low(nbytes)
+    return table([(size, price(size)) for size in (low, 2 * low)]).parts([nbytes])[0]
 
 
 def _low(nbytes: int) -> int:
     """The power of two below a size, such that a table has it and the next one."""
     return min(max(1 << max(nbytes.bit_length() - 1, 0), LEAST_NBYTES), MOST_NBYTES // 2)
-
-
-def _variant(
-    tree: Tree, name: str, nbytes: int, sparsity: Sparsity, height: int | None
-) -> tuple[LogicalPlan, LogicalPlan]:
-    variant = best_variant(tree, name, nbytes, sparsity, height)
-    if isinstance(variant, str):
-        raise PlanError(f"algorithm {name!r} on {tree.describe()}: {variant}; choose another one")
-    _, plan, used = variant
-    return plan, companion(tree, name, used)

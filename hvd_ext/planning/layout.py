@@ -14,10 +14,10 @@ from hvd_ext.compression import Codec
 from hvd_ext.compression.momentum import Momentum
 from hvd_ext.planning import buckets as bucketers, grain, lane_prices, needed, planner
 from hvd_ext.planning.bucket_layout import BucketLayout, Layout, Outcome, Selection
-from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import lane
 from hvd_ext.planning.cost.lane import Parts, Table
-from hvd_ext.planning.prediction import in_lane, lane_of, loads_of, of_lane, ready_of
+from hvd_ext.planning.prediction import in_lane, lane_of, of_lane, ready_of
+from hvd_ext.planning.sparse_planner import sparse_plan
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.topology.tree import Tree
@@ -79,47 +79,78 @@ def layout(
         PlanError: there is no such algorithm or bucketer, it cannot run on the cluster or with these arguments, or the
             times are those of another model.
     """
-    sent_tensors = tuple(range(len(tensors)) if places is None else places)
-    step = _Step(tree, tuple(tensors), op, algorithm, wire, codec, sparse_algorithm, momentum, times)
-    bucketing = BucketingRequest(sent_tensors, bucket_nbytes, groups, buckets)
+    sent = tuple(range(len(tensors)) if places is None else places)
+    settings = (algorithm, wire, codec, sparse_algorithm, momentum, bucket_nbytes, groups, buckets, times)
+    step = _Step(tree, tuple(tensors), op, sent, *settings)
     selected = frozenset(
-        place for place in sent_tensors if codec is not None and codec.takes(tensors[place].shape, tensors[place].dtype)
+        place for place in sent if codec is not None and codec.takes(tensors[place].shape, tensors[place].dtype)
     )
     if codec is not None and codec.where == "needed" and times is not None and selected:
-        selected = _needed(step, bucketing, selected)
-    return _laid_out(step, bucketing, selected)
+        selected = _needed(step, selected)
+    return _laid_out(step, selected)
 
 
-def _needed(step: _Step, bucketing: BucketingRequest, selected: frozenset[int]) -> frozenset[int]:
+def _needed(step: _Step, selected: frozenset[int]) -> frozenset[int]:
     """The tensors that TopK(where="needed") sparsifies: found with a quick bucketer, and confirmed by the best."""
-    assert step.times is not None
-    quick = bucketing
-    if bucketing.buckets in ("auto", "optimal") and bucketing.groups is None:
-        quick = dataclasses.replace(bucketing, buckets="mgwfbp")
-    limit_s = _quickest(step, bucketing, selected) * needed.NEAR
+    quick = step
+    if step.buckets in ("auto", "optimal") and step.groups is None:
+        quick = dataclasses.replace(step, buckets="mgwfbp")
+    limit_s = _quickest(step, selected) * needed.NEAR
     near = needed.NEAR
     for _ in range(MOST_CONFIRMED):
         fewest = needed.fewest(
-            step.tensors, step.ready_s, selected, lambda some: _quickest(step, quick, frozenset(some)), near
+            step.tensors, step.ready_s, selected, lambda some: _quickest(quick, frozenset(some)), near
         )
-        if _quickest(step, bucketing, fewest) <= limit_s:
+        if _quickest(step, fewest) <= limit_s:
             return fewest
         near = math.sqrt(near)
     return selected
 
 
 @dataclasses.dataclass(frozen=True)
+class _Bucket:
+    """A bucket that has no plan yet.
+
+    Args:
+        tensors: the places of its tensors.
+        kind: their class.
+        nbytes: their bytes in memory.
+        ready_s: the time at which the last of them is ready, seconds; 0 if it is not known.
+    """
+
+    tensors: tuple[int, ...]
+    kind: bucketers.Class
+    nbytes: int
+    ready_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Divided:
+    """The buckets of a bucketer."""
+
+    bucketer: str
+    buckets: tuple[_Bucket, ...]
+
+
+_Priced = list[tuple[float, _Divided]]  # the step of each bucketer, seconds
+
+
+@dataclasses.dataclass(frozen=True)
 class _Step:
-    """What is sent, and how: the arguments of layout() that each bucket needs."""
+    """What is sent, and how: the arguments of layout(); `places` are those of the tensors that are sent."""
 
     tree: Tree
     tensors: tuple[Tensor, ...]
     op: int
+    places: tuple[int, ...]
     algorithm: str
     wire: str | None
     codec: Codec | None
     sparse_algorithm: str
     momentum: Momentum | None
+    bucket_nbytes: int
+    groups: Groups
+    buckets: str
     times: StepTimes | None
     known: dict[tuple[frozenset[int], str], tuple[_Priced, dict[str, Outcome]]] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
@@ -135,45 +166,57 @@ class _Step:
     def loads(self) -> tuple[tuple[float, Parts], ...]:
         """What travels beside the buckets: when it is ready, seconds, and its price."""
         assert self.times is not None
-        return tuple(loads_of(self.tree, self.times))
+        return tuple((since, lane_prices.gather_parts(self.tree, nbytes)) for since, nbytes in self.times.rows)
 
-    def corrected(self, dtype: str) -> bool:
-        """Whether tensors that are not selected keep residuals or velocities all the same.
+    def keeps_residuals(self, kind: bucketers.Class) -> bool:
+        """Whether the tensors of a class keep residuals or velocities.
 
-        They go through the momentum correction; or they may be selected when the step is planned again, and a traced
-        graph does not learn of it.
+        Tensors that are not selected do so too where they go through the momentum correction; and where they may be
+        selected when the step is planned again, because a traced graph does not learn of it.
         """
-        if self.codec is None or dtype != "float32":
+        dtype, selects = kind
+        if self.codec is None:
             return False
-        return self.momentum is not None or self.codec.where == "needed"
+        return selects or (dtype == "float32" and (self.momentum is not None or self.codec.where == "needed"))
+
+    def wire_of(self, kind: bucketers.Class) -> str | None:
+        """The dtype in which a class that keeps no residuals is sent; None for its own."""
+        return self.wire if kind[0] == "float32" else None
+
+    def sent_nbytes(self, bucket: _Bucket) -> int:
+        """The bytes of a bucket as sent."""
+        return bucket.nbytes if self.wire_of(bucket.kind) is None else bucket.nbytes // 2
 
     def price(self, kind: bucketers.Class) -> Table:
         """The price of the buckets of a class, by their bytes in memory."""
-        dtype, selects = kind
-        if self.codec is not None and (selects or self.corrected(dtype)):
-            made = lane_prices.sparse_table if selects else lane_prices.companion_table
+        if self.codec is not None and self.keeps_residuals(kind):
             sparsity = lane_prices.sparsity_of(self.tree, self.codec)
-            return made(self.tree, self.sparse_algorithm, sparsity, self.codec.height)
-        halved = self.wire is not None and dtype == "float32"
-        if self.algorithm == "auto":
-            prices = lane_prices.best_table(self.tree)
-        else:
-            prices = lane_prices.dense_table(self.tree, self.algorithm)
-        return dataclasses.replace(prices, nbytes=2 * prices.nbytes) if halved else prices
+            height = self.codec.height
+            return lane_prices.sparse_table(self.tree, self.sparse_algorithm, sparsity, height, selects=kind[1])
+        prices = lane_prices.dense_table(self.tree, self.algorithm)
+        return prices if self.wire_of(kind) is None else dataclasses.replace(prices, nbytes=2 * prices.nbytes)
 
-    def bucket(self, members: tuple[int, ...], nbytes: int, selects: bool, name: str | None = None) -> BucketLayout:
+    def planned(self, bucket: _Bucket, name: str | None = None) -> BucketLayout:
         """Plans a bucket; `name` is a schedule that was chosen by the lane's price."""
-        dtype = self.tensors[members[0]].dtype
-        if self.codec is not None and (selects or self.corrected(dtype)):
-            choice = self._sparse_choice(nbytes)
+        dtype, selects = bucket.kind
+        members, codec = bucket.tensors, self.codec
+        if codec is not None and self.keeps_residuals(bucket.kind):
+            choice = sparse_plan(
+                self.tree,
+                self.sparse_algorithm,
+                bucket.nbytes,
+                codec.schedule.densities[-1],
+                codec.entry_nbytes,
+                merges=codec.merges,
+                height=codec.height,
+            )
             assert choice.dense is not None
             plan = choice.plan if selects else choice.dense
-            selection = _selection(self.codec, self.momentum, choice.dense_above if selects else 0.0)
-            segment = grain.segment_nbytes(plan, nbytes, self.tree)
+            selection = _selection(codec, self.momentum, choice.dense_above if selects else 0.0)
+            segment = grain.segment_nbytes(plan, bucket.nbytes, self.tree)
             # no wire: rounding a sum for sending would lose what error feedback must keep
             return BucketLayout(dtype, members, self.op, plan, segment, None, selection, choice.dense, choice)
-        halved = self.wire if dtype == "float32" else None
-        sent = nbytes // 2 if halved else nbytes
+        sent = self.sent_nbytes(bucket)
         if self.algorithm != "auto" or self.times is None:
             choice = planner.allreduce_plan(self.tree, self.algorithm, nbytes=sent)
         else:
@@ -183,51 +226,17 @@ class _Step:
             segment = grain.segment_nbytes(choice.plan, sent, self.tree)
         else:
             segment = lane_prices.segment_of(self.tree, choice.algorithm, sent)
-        return BucketLayout(dtype, members, self.op, choice.plan, segment, halved, choice=choice)
-
-    def _sparse_choice(self, nbytes: int) -> Choice:
-        assert self.codec is not None
-        codec, usual = self.codec, self.codec.schedule.densities[-1]
-        return planner.sparse_plan(
-            self.tree,
-            self.sparse_algorithm,
-            nbytes,
-            usual,
-            codec.entry_nbytes,
-            merges=codec.merges,
-            height=codec.height,
-        )
+        return BucketLayout(dtype, members, self.op, choice.plan, segment, self.wire_of(bucket.kind), choice=choice)
 
 
-@dataclasses.dataclass(frozen=True)
-class BucketingRequest:
-    """The arguments of layout() that divide tensors into buckets."""
-
-    places: tuple[int, ...]
-    bucket_nbytes: int
-    groups: Groups
-    buckets: str
-
-
-@dataclasses.dataclass(frozen=True)
-class _Divided:
-    """The buckets of a bucketer: their tensors' places, their sizes, and whether they select."""
-
-    name: str
-    members: tuple[tuple[int, ...], ...]
-    nbytes: tuple[int, ...]
-    selects: tuple[bool, ...]
-
-
-def _laid_out(step: _Step, bucketing: BucketingRequest, selected: frozenset[int]) -> Layout:
-    request = _request(step, bucketing, selected)
-    if not bucketing.places:
+def _laid_out(step: _Step, selected: frozenset[int]) -> Layout:
+    if not step.places:
         return Layout(step.tensors, ())
     if step.times is None:
-        name = _bucketer_name(step, bucketing, request)
-        name = bucketers.choose(request) if name == "auto" else name
-        return _built(step, _divided(bucketing, request, name, selected))
-    priced, priced_outcomes = _priced(step, bucketing, request, selected)
+        request = _request(step, selected)
+        name = _bucketer_name(step, request)
+        return _built(step, _divided(step, request, bucketers.choose(request) if name == "auto" else name))
+    priced, priced_outcomes = _priced(step, selected)
     outcomes = dict(priced_outcomes)
     worth = _worth(priced)
     if len(worth) > 1:
@@ -237,16 +246,14 @@ def _laid_out(step: _Step, bucketing: BucketingRequest, selected: frozenset[int]
             steps = [in_lane(step.tree, scheduled, step.times).step_s for scheduled in lanes]
             worth = [(step_s, divided) for step_s, (_, divided) in zip(steps, worth, strict=True)]
             for step_s, divided in worth:
-                outcomes[divided.name] = dataclasses.replace(outcomes[divided.name], step_s=step_s)
-    _, best = min(_tied(worth), key=lambda pair: (len(pair[1].members), bucketers.SIMPLEST_FIRST.index(pair[1].name)))
+                outcomes[divided.bucketer] = dataclasses.replace(outcomes[divided.bucketer], step_s=step_s)
+    simplest_first = bucketers.SIMPLEST_FIRST.index
+    _, best = min(_tied(worth), key=lambda pair: (len(pair[1].buckets), simplest_first(pair[1].bucketer)))
     listed = sorted(
         outcomes.values(),
-        key=lambda row: (row.bucketer != best.name, row.step_s is None, row.step_s or 0.0, row.bucketer),
+        key=lambda row: (row.bucketer != best.bucketer, row.step_s is None, row.step_s or 0.0, row.bucketer),
     )
     return dataclasses.replace(_built(step, best), outcomes=tuple(listed))
-
-
-_Priced = list[tuple[float, _Divided]]  # the step of each bucketer, seconds
 
 
 def _tied(priced: _Priced) -> _Priced:
@@ -257,25 +264,24 @@ def _tied(priced: _Priced) -> _Priced:
 def _worth(priced: _Priced) -> _Priced:
     """The bucketers that may be the best when they are played."""
     near = [(step_s, divided) for step_s, divided in priced if step_s <= priced[0][0] * WORTH_PLAYING]
-    if any(len(divided.members) <= MOST_BUCKETS for _, divided in _tied(near)):
-        near = [(step_s, divided) for step_s, divided in near if len(divided.members) <= MOST_BUCKETS]
+    if any(len(divided.buckets) <= MOST_BUCKETS for _, divided in _tied(near)):
+        near = [(step_s, divided) for step_s, divided in near if len(divided.buckets) <= MOST_BUCKETS]
     return near[:MOST_PLAYED]
 
 
-def _quickest(step: _Step, bucketing: BucketingRequest, selected: frozenset[int]) -> float:
+def _quickest(step: _Step, selected: frozenset[int]) -> float:
     """The shortest step of all bucketers by the prices of buckets, seconds."""
-    priced, _ = _priced(step, bucketing, _request(step, bucketing, selected), selected)
-    return priced[0][0]
+    (step_s, _), *_ = _priced(step, selected)[0]
+    return step_s
 
 
-def _priced(
-    step: _Step, bucketing: BucketingRequest, request: bucketers.Request, selected: frozenset[int]
-) -> tuple[_Priced, dict[str, Outcome]]:
+def _priced(step: _Step, selected: frozenset[int]) -> tuple[_Priced, dict[str, Outcome]]:
     """Predicts the step of each bucketer by the prices of buckets: those that apply, the shortest step first."""
-    if (selected, bucketing.buckets) in step.known:
-        return step.known[selected, bucketing.buckets]
+    if (selected, step.buckets) in step.known:
+        return step.known[selected, step.buckets]
     assert step.times is not None
-    named = _bucketer_name(step, bucketing, request)
+    request = _request(step, selected)
+    named = _bucketer_name(step, request)
     names: Sequence[str] = (named,)
     if named == "auto":  # of those that do without times only the simplest
         timeless, simplest = ("by_size", "by_groups"), bucketers.choose(request)
@@ -287,100 +293,89 @@ def _priced(
         if reason is not None and named == "auto":
             outcomes[name] = Outcome(name, None, reason=reason)
             continue
-        divided = _divided(bucketing, request, name, selected)
-        step_s = of_lane(step.times, *_by_price(step, _ready_s(step, divided), _parts(step, divided))).step_s
-        outcomes[name] = Outcome(name, step_s, len(divided.members))
+        divided = _divided(step, request, name)
+        step_s = of_lane(step.times, *_by_price(step, divided, _parts(step, divided))).step_s
+        outcomes[name] = Outcome(name, step_s, len(divided.buckets))
         priced.append((step_s, divided))
-    step.known[selected, bucketing.buckets] = sorted(priced, key=lambda pair: pair[0]), outcomes
-    return step.known[selected, bucketing.buckets]
+    step.known[selected, step.buckets] = sorted(priced, key=lambda pair: pair[0]), outcomes
+    return step.known[selected, step.buckets]
 
 
-def _by_price(step: _Step, ready_s: Sequence[float], parts: Sequence[Parts]) -> tuple[list[float], list[float]]:
-    """The times at which the buckets, and what travels beside them, begin and end by their prices."""
-    both = lane.in_turn(zip(ready_s, parts, strict=True), step.loads)
+def _by_price(step: _Step, divided: _Divided, parts: Sequence[Parts]) -> tuple[list[float], list[float]]:
+    """The times at which buckets of these prices, and what travels beside them, begin and end."""
+    both = lane.in_turn(zip((bucket.ready_s for bucket in divided.buckets), parts, strict=True), step.loads)
     return lane.recursion([ready for ready, _ in both], [price for _, price in both])
-
-
-def _ready_s(step: _Step, divided: _Divided) -> list[float]:
-    return [max(step.ready_s[place] for place in group) for group in divided.members]
 
 
 def _parts(step: _Step, divided: _Divided) -> list[Parts]:
     """The prices of buckets, class by class."""
-    kinds = [
-        (step.tensors[group[0]].dtype, selects) for group, selects in zip(divided.members, divided.selects, strict=True)
-    ]
+    kinds = [bucket.kind for bucket in divided.buckets]
     prices: dict[int, Parts] = {}
     for kind in dict.fromkeys(kinds):
         of_kind = [number for number, other in enumerate(kinds) if other == kind]
-        hold_s, tail_s = step.price(kind).parts_s([divided.nbytes[number] for number in of_kind])
-        prices.update(zip(of_kind, map(Parts, hold_s.tolist(), tail_s.tolist()), strict=True))
+        sizes = [divided.buckets[number].nbytes for number in of_kind]
+        prices.update(zip(of_kind, step.price(kind).parts(sizes), strict=True))
     return [prices[number] for number in range(len(kinds))]
 
 
-def _request(step: _Step, bucketing: BucketingRequest, selected: frozenset[int]) -> bucketers.Request:
-    number = {place: index for index, place in enumerate(bucketing.places)}
-    groups = bucketing.groups
+def _request(step: _Step, selected: frozenset[int]) -> bucketers.Request:
+    number = {place: index for index, place in enumerate(step.places)}
+    groups = step.groups
     if groups is not None and not isinstance(groups, int):
         groups = [[number[place] for place in group if place in number] for group in groups]
     sparse = frozenset(number[place] for place in selected)
-    ready_s = None if step.times is None else [step.ready_s[place] for place in bucketing.places]
-    some = [step.tensors[place] for place in bucketing.places]
-    price = None if step.times is None else step.price
-    return bucketers.Request(some, bucketing.bucket_nbytes, groups, sparse, ready_s, price)
+    ready_s = None if step.times is None else [step.ready_s[place] for place in step.places]
+    some = [step.tensors[place] for place in step.places]
+    return bucketers.Request(
+        some, step.bucket_nbytes, groups, sparse, ready_s, None if step.times is None else step.price
+    )
 
 
-def _bucketer_name(step: _Step, bucketing: BucketingRequest, request: bucketers.Request) -> str:
+def _bucketer_name(step: _Step, request: bucketers.Request) -> str:
     """The bucketer that is asked for, or "auto"."""
-    named = bucketing.buckets
-    if named == "auto":
-        return named
-    bucketer = bucketers.get(named)
-    if bucketing.groups is not None:  # they go before any name
+    if step.buckets == "auto":
+        return "auto"
+    bucketer = bucketers.get(step.buckets)
+    if step.groups is not None:  # they go before any name
         return bucketers.choose(request)
     if step.times is None:
         timed = dataclasses.replace(request, ready_s=[0.0] * len(request.tensors), price=step.price)
         reasons = [bucketers.supports(bucketer, tried) for tried in (request, timed)]
         if reasons[0] is not None and reasons[1] is None:  # it only waits for times
             return bucketers.choose(request)
-    return named
+    return step.buckets
 
 
-def _divided(bucketing: BucketingRequest, request: bucketers.Request, name: str, selected: frozenset[int]) -> _Divided:
-    buckets = bucketers.plan(request, name).buckets
-    members = tuple(tuple(bucketing.places[index] for index in bucket.tensors) for bucket in buckets)
-    return _Divided(name, members, tuple(bucket.nbytes for bucket in buckets), tuple(m[0] in selected for m in members))
+def _divided(step: _Step, request: bucketers.Request, name: str) -> _Divided:
+    buckets = []
+    for made in bucketers.plan(request, name):
+        members = tuple(step.places[index] for index in made.tensors)
+        ready_s = 0.0 if request.ready_s is None else max(request.ready_s[index] for index in made.tensors)
+        buckets.append(_Bucket(members, request.class_of(made.tensors[0]), made.nbytes, ready_s))
+    return _Divided(name, tuple(buckets))
 
 
 def _built(step: _Step, divided: _Divided) -> Layout:
     names = _exchanged(step, divided)
-    built = [
-        step.bucket(*arguments)
-        for arguments in zip(divided.members, divided.nbytes, divided.selects, names, strict=True)
-    ]
-    return Layout(step.tensors, tuple(built), divided.name)
+    planned = [step.planned(bucket, name) for bucket, name in zip(divided.buckets, names, strict=True)]
+    return Layout(step.tensors, tuple(planned), divided.bucketer)
 
 
 def _exchanged(step: _Step, divided: _Divided) -> list[str | None]:
     """The schedules of the buckets in the lane: the fastest ones, exchanged where the lane then ends earlier."""
-    names: list[str | None] = [None] * len(divided.members)
+    names: list[str | None] = [None] * len(divided.buckets)
     if step.times is None or step.algorithm != "auto" or len(names) > MOST_EXCHANGED:
         return names
-    ready_s, parts = _ready_s(step, divided), _parts(step, divided)
-    options = {}
-    for number, (group, nbytes, selects) in enumerate(
-        zip(divided.members, divided.nbytes, divided.selects, strict=True)
-    ):
-        dtype = step.tensors[group[0]].dtype
-        if not selects and not step.corrected(dtype):
-            sent = nbytes // 2 if step.wire is not None and dtype == "float32" else nbytes
-            options[number] = lane_prices.candidates(step.tree, sent)
+    parts, options = _parts(step, divided), {}
+    for number, bucket in enumerate(divided.buckets):
+        if not step.keeps_residuals(bucket.kind):
+            options[number] = lane_prices.candidates(step.tree, step.sent_nbytes(bucket))
             parts[number] = options[number][0].parts
-    latest_s = max(_by_price(step, ready_s, parts)[1])
+    latest_s = max(_by_price(step, divided, parts)[1])
     for number in sorted(options, reverse=True):
         for other in options[number][1:]:
             tried = [*parts[:number], other.parts, *parts[number + 1 :]]
-            tried_s = max(_by_price(step, ready_s, tried)[1])
+            tried_s = max(_by_price(step, divided, tried)[1])
             if tried_s < latest_s * (1 - WORTH_EXCHANGING):
                 parts, latest_s, names[number] = tried, tried_s, other.name
     return names

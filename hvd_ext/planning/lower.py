@@ -13,6 +13,8 @@ their own. The calls of sparse plans are in lower_sparse.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -111,24 +113,21 @@ def _rows_of_call(call: Call, rank: int) -> Rows:
         return _table([(0, RECV_REDUCE, peer, span.begin, span.count), (0, SEND, peer, span.begin, span.count)])
     if call.kind == "all_to_all":
         return _all_to_all(call, call.ranks.index(rank))
-    size = len(call.ranks)
-    if call.root < 0:
-        targets = np.arange(size, dtype=np.int64)
-    else:
-        targets = np.array([call.ranks.index(call.root) if call.root in call.ranks else size - 1], dtype=np.int64)
-    begins = np.array([span.begin for span in call.spans], dtype=np.int64)
-    counts = np.array([span.count for span in call.spans], dtype=np.int64)
-    ranks = np.array(call.ranks, dtype=np.int64)
-    hops = [np.empty((0, _HOP_COLUMNS), dtype=np.int64)]
+    rows = _table([])
     if rank in call.ranks:
-        hops.append(_reduction(call.method, size, call.ranks.index(rank), targets))
-    table = np.concatenate(hops)
-    rows = np.empty((len(table), 5), dtype=np.int64)
-    rows[:, ROUND], rows[:, OPCODE] = table[:, 0], table[:, 1]
-    rows[:, PEER], rows[:, BEGIN], rows[:, COUNT] = ranks[table[:, 2]], begins[table[:, 3]], counts[table[:, 3]]
+        size = len(call.ranks)
+        targets = np.arange(size) if call.root < 0 else np.array([call.target])
+        hops = _reduction(call.method, size, call.ranks.index(rank), targets)
+        spans = np.array([(span.begin, span.count) for span in call.spans])[hops[:, 3]]
+        rows = _table(np.column_stack((hops[:, :2], np.array(call.ranks)[hops[:, 2]], spans)))
     if call.root >= 0 and call.root not in call.ranks:
-        rows = np.concatenate((rows, _hand_over(call, rank)))
-    rows = _merged(rows[rows[:, COUNT] > 0])
+        # the last round of a reduce whose root is outside the group: ranks[-1] holds the result and gives it away
+        giver, span, after = call.ranks[-1], call.spans[0], _steps(call.method, len(call.ranks))
+        if rank == call.root:
+            rows = _table([(after, RECV, giver, span.begin, span.count)])
+        elif rank == giver:
+            rows = np.concatenate((rows, _table([(after, SEND, call.root, span.begin, span.count)])))
+    rows = _merged(rows)
     if call.kind in ("all_gather", "broadcast"):
         rows[:, ROUND] = rounds_of_call(call) - 1 - rows[:, ROUND]
         rows[:, OPCODE] = np.where(rows[:, OPCODE] == SEND, RECV, SEND)
@@ -147,27 +146,15 @@ def _all_to_all(call: Call, place: int) -> Rows:
         rows.append((steps[0], SEND, peer, sends.begin + other * width, width))
         width = receives.count // size
         rows.append((steps[1], RECV, peer, receives.begin + place * width, width))
-    return _table([row for row in rows if row[4]])
+    return _table(rows)
 
 
-def _table(rows: list[tuple[int, int, int, int, int]]) -> Rows:
-    """Rows from tuples of round, opcode, peer, begin, count."""
+def _table(rows: Sequence[tuple[int, int, int, int, int]] | _Ints) -> Rows:
+    """Rows from round, opcode, peer, begin and count of each, without those that move nothing."""
     table = np.empty((len(rows), 5), dtype=np.int64)
-    if rows:
+    if len(rows):
         table[:, [ROUND, OPCODE, PEER, BEGIN, COUNT]] = rows
     return table[table[:, COUNT] > 0]
-
-
-def _hand_over(call: Call, rank: int) -> Rows:
-    """The last round of a reduce whose root is outside the group: ranks[-1] holds the result and gives it away."""
-    giver = call.ranks[-1]
-    if rank not in (call.root, giver):
-        return np.empty((0, 5), dtype=np.int64)
-    rows = np.empty((1, 5), dtype=np.int64)
-    rows[:, ROUND] = _steps(call.method, len(call.ranks))
-    rows[:, OPCODE], rows[:, PEER] = (RECV, giver) if rank == call.root else (SEND, call.root)
-    rows[:, BEGIN], rows[:, COUNT] = call.spans[0].begin, call.spans[0].count
-    return rows
 
 
 def _reduction(method: Method, size: int, place: int, targets: _Ints) -> _Ints:
@@ -189,7 +176,7 @@ def _reduction(method: Method, size: int, place: int, targets: _Ints) -> _Ints:
         received = [_hops(0, RECV_REDUCE, others, np.full_like(others, span), True) for span in reduced_here]
         return np.concatenate([_hops(0, SEND, targets, spans, distance > 0), *received])
     steps = _steps(method, size)
-    parts = [np.empty((0, _HOP_COLUMNS), dtype=np.int64)]
+    parts = [_hops(0, SEND, place, spans[:0], True)]
     for step in range(steps):
         half = 1 << (steps - 1 - step)
         parts.append(_hops(step, SEND, (place - half) % size, spans, (distance >= half) & (distance < 2 * half)))

@@ -65,16 +65,17 @@ def sparse_rows(calls: Sequence[Call], rank: int) -> Rows:
         else:
             merged.append(row)
     ahead = _ahead(calls, rank)
-    merged.sort(key=lambda row: (row.round, ahead[row.peer], row.peer, row.begin) if _sends(row) else (row.round, 0))
+
+    def order(row: _Row) -> tuple[int, ...]:
+        sends = row.opcode == ir.SEND_SPARSE
+        return (row.round, ahead[row.peer], row.peer, row.begin) if sends else (row.round, 0)
+
+    merged.sort(key=order)
     rows = np.empty((len(merged), 5), dtype=np.int64)
     if merged:
         table = np.array(merged, dtype=np.int64)
         rows[:, [ROUND, OPCODE, PEER, BEGIN, COUNT]] = table[:, [0, 2, 3, 4, 5]]
     return rows
-
-
-def _sends(row: _Row) -> bool:
-    return row.opcode == ir.SEND_SPARSE
 
 
 def _ahead(calls: Sequence[Call], rank: int) -> dict[int, int]:

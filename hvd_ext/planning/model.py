@@ -89,6 +89,11 @@ class Call:
     root: int = -1
     method: Method = "ring"
 
+    @property
+    def target(self) -> int:
+        """The place in the group at which a reduction to the root ends; its last one if the root is outside of it."""
+        return self.ranks.index(self.root) if self.root in self.ranks else len(self.ranks) - 1
+
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind) or self.method not in get_args(Method):
             raise PlanError(

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import registry
-from hvd_ext.planning.choice import Choice
-from hvd_ext.planning.cost import Profile, Simulation, bottleneck, level_profile, profile, simulate, traffic
+from hvd_ext.planning.cost import Simulation, bottleneck, load_of, simulate, traffic
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.limits import MOST_RANKS, MOST_SIMULATED, size_class, stands_for
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
-from hvd_ext.planning.sparse_planner import sparse_plan
 from hvd_ext.planning.verify import verify
 from hvd_ext.topology.tree import Node, Tree
-
-__all__ = [
-    "MOST_RANKS",
-    "MOST_SIMULATED",
-    "Choice",
-    "all_gather_plan",
-    "all_to_all_plan",
-    "allreduce_plan",
-    "broadcast_plan",
-    "price",
-    "profile_of",
-    "prove",
-    "quick_price_s",
-    "reduce_scatter_plan",
-    "size_class",
-    "sparse_plan",
-]
 
 DEFAULT_NBYTES = 8 << 20
 # A chain moves each byte once over each port but takes d - 1 rounds; in larger groups a broadcast is recursive.
@@ -42,6 +24,32 @@ WORTH_SIMULATING = 1.5
 # than a plan that all ranks share, but this rank has all the work.
 TIE = 0.01
 MOST_NAMED = 3  # losers in the line that explains a choice
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A plan and the reason for it. A plan with a selection has a dense companion.
+
+    Args:
+        candidates: the name of every schedule with its price in seconds, or with the reason why it does not apply;
+            empty if the schedule was asked for by name. For a sparse choice the last one is "dense", with the price of
+            the plan `dense`.
+        dense: the plan of a step in which nothing is selected, with the same residuals as `plan`; None for a dense
+            choice.
+        dense_above: the density in (0, 1] from which `dense` is cheaper.
+    """
+
+    plan: LogicalPlan
+    algorithm: str
+    why: str
+    candidates: tuple[tuple[str, float | str], ...] = ()
+    dense: LogicalPlan | None = None
+    dense_above: float = 1.0
+
+    @property
+    def selects(self) -> bool:
+        """Whether `plan` selects; on one host it does not, because all elements are reduced there."""
+        return any(call.kind == "select" for level in self.plan.levels for call in level.calls)
 
 
 def allreduce_plan(tree: Tree, algorithm: str = "auto", nbytes: int = DEFAULT_NBYTES) -> Choice:
@@ -126,23 +134,14 @@ def price(tree: Tree, name: str, nbytes: int) -> Simulation:
     plan = _built(tree, name)
     if tree.size <= MOST_SIMULATED:
         return simulate(plan, tree, nbytes, segment_nbytes(plan, nbytes, tree))
-    busiest = bottleneck(plan, tree)
-    load, busy_s = (busiest.bottleneck, busiest.busiest_s_per_byte) if busiest else (0.0, 0.0)
-    return Simulation(quick_price_s(tree, name, nbytes), nbytes * load, nbytes * busy_s)
+    busiest, seconds = bottleneck(plan, tree), quick_price_s(tree, name, nbytes)
+    return Simulation(seconds, nbytes * busiest.bottleneck, nbytes * busiest.busiest_s_per_byte)
 
 
 def quick_price_s(tree: Tree, name: str, nbytes: int) -> float:
     """The price of the Profile, which takes no simulation."""
-    return profile_of(tree.at(nbytes), name).price_s(nbytes, segment_nbytes(_built(tree, name), nbytes, tree))
-
-
-@lru_cache(maxsize=64)
-def profile_of(tree: Tree, name: str) -> Profile:
-    """The load of a schedule's plan on a cluster.
-
-    It is made from the rows of all ranks up to 64 ranks, and from the calls of the levels above.
-    """
-    return (profile if tree.size <= MOST_RANKS else level_profile)(_built(tree, name), tree)
+    load = load_of(_built(tree.at(nbytes), name), tree.at(nbytes))
+    return load.price_s(nbytes, segment_nbytes(_built(tree, name), nbytes, tree))
 
 
 @lru_cache(maxsize=64)

@@ -9,11 +9,9 @@ from functools import partial
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import lane_prices, planner, registry
 from hvd_ext.planning.bucket_layout import BucketLayout, Layout
-from hvd_ext.planning.cost import lane, profile
+from hvd_ext.planning.cost import lane
 from hvd_ext.planning.cost.lane import InLane, Parts
-from hvd_ext.planning.cost.levels import level_profile
 from hvd_ext.planning.cost.simulate import MOST_MESSAGES
-from hvd_ext.planning.limits import MOST_RANKS
 from hvd_ext.planning.sparse_planner import sparsity_on
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import Tensor
@@ -98,11 +96,6 @@ def lane_of(tree: Tree, layout: Layout, times: StepTimes, density: float | None 
     return [load for _, load in both]
 
 
-def loads_of(tree: Tree, times: StepTimes) -> list[tuple[float, Parts]]:
-    """The rows that travel beside the buckets: for each the time at which it is ready, seconds, and its price."""
-    return [(since, lane_prices.gather_parts(tree, nbytes)) for since, nbytes in times.rows]
-
-
 def of_lane(times: StepTimes, begins_s: Sequence[float], ends_s: Sequence[float]) -> Prediction:
     """Makes the prediction of a step from the times of what travels in its lane.
 
@@ -159,6 +152,5 @@ def _in_lane(tree: Tree, bucket: BucketLayout, nbytes: int, ready_s: float, dens
 def _dense_parts(tree: Tree, bucket: BucketLayout, nbytes: int) -> Parts:
     plan = bucket.plan
     if plan.algorithm in registry.names():
-        return lane_prices.one_price(lane_prices.dense_table(tree, plan.algorithm), nbytes)
-    load = profile if tree.size <= MOST_RANKS else level_profile
-    return lane.parts_of(plan, tree, nbytes, bucket.segment_nbytes, lambda: load(plan, tree))
+        return lane_prices.dense_table(tree, plan.algorithm).parts([nbytes])[0]
+    return lane.parts_of(plan, tree, nbytes, bucket.segment_nbytes)

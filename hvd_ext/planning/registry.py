@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import schedules
@@ -73,17 +73,31 @@ class SparseSchedule(Schedule, Protocol):
         """
 
 
+def modules(package: str, path: Iterable[str], what: str) -> dict[str, Any]:
+    """Imports the modules of a package, each of which has a card with its own name.
+
+    Args:
+        path: the folders of the package.
+        what: says in messages what a module is.
+
+    Returns:
+        The modules by name, sorted.
+
+    Raises:
+        PlanError: a card has another name than its module.
+    """
+    found = {}
+    for name in sorted(info.name for info in pkgutil.iter_modules(path)):
+        module: Any = importlib.import_module(f"{package}.{name}")
+        if module.card.name != name:
+            raise PlanError(f"{what} {name!r}: its card must have the name of its module, got {module.card.name!r}")
+        found[name] = module
+    return found
+
+
 @lru_cache(maxsize=1)
 def _modules() -> dict[str, Schedule | SparseSchedule]:
-    modules: dict[str, Schedule | SparseSchedule] = {}
-    for info in sorted(pkgutil.iter_modules(schedules.__path__), key=lambda info: info.name):
-        module = cast("Schedule | SparseSchedule", importlib.import_module(f"{schedules.__name__}.{info.name}"))
-        if module.card.name != info.name:
-            raise PlanError(
-                f"schedule {info.name!r}: its card must have the name of its module, got {module.card.name!r}"
-            )
-        modules[info.name] = module
-    return modules
+    return modules(schedules.__name__, schedules.__path__, "schedule")
 
 
 def names() -> tuple[str, ...]:

@@ -28,7 +28,6 @@ class Row:
         algorithm: the name that was asked for, a schedule's or "auto"; "T = A + B n" for a price without a cluster.
         used: the algorithms of the buckets, each once.
         members: the places of the tensors of each bucket, the buckets in the order in which they start.
-        ready_s: when each bucket is ready, seconds from the begin of the step.
     """
 
     ranks: int
@@ -37,13 +36,17 @@ class Row:
     used: tuple[str, ...]
     times: StepTimes
     members: tuple[tuple[int, ...], ...]
-    ready_s: tuple[float, ...]
     predicted: Prediction
 
     @property
     def buckets(self) -> int:
         """The number of buckets."""
         return len(self.members)
+
+    @property
+    def ready_s(self) -> tuple[float, ...]:
+        """When each bucket is ready, seconds from the begin of the step."""
+        return tuple(max(self.times.ready_s[place] for place in places) for places in self.members)
 
     @property
     def exposed_s(self) -> float:
@@ -116,8 +119,7 @@ def on_cluster(
     predicted = predict(tree, laid_out, times)
     used = tuple(dict.fromkeys(bucket.plan.algorithm for bucket in laid_out.buckets))
     members = tuple(bucket.tensors for bucket in laid_out.buckets)
-    ready = tuple(_ready_s(times, places) for places in members)
-    return Row(tree.size, bucketer, algorithm, used, times, members, ready, predicted)
+    return Row(tree.size, bucketer, algorithm, used, times, members, predicted)
 
 
 def on_line(
@@ -140,17 +142,10 @@ def on_line(
     if bucketer == "auto":
         able = [name for name in buckets.SIMPLEST_FIRST if buckets.supports(buckets.get(name), request) is None]
         return replace(best([on_line(price, times, name, ranks, bucket_nbytes) for name in able]), bucketer=bucketer)
-    made = buckets.plan(request, bucketer).buckets
-    members = tuple(bucket.tensors for bucket in made)
-    ready = tuple(_ready_s(times, places) for places in members)
-    holds, tails = price.parts_s([bucket.nbytes for bucket in made])
-    parts = [lane.Parts(float(hold), float(tail)) for hold, tail in zip(holds, tails, strict=True)]
-    predicted = of_lane(times, *lane.recursion(ready, parts))
-    return Row(ranks, bucketer, "T = A + B n", (), times, members, ready, predicted)
-
-
-def _ready_s(times: StepTimes, places: Sequence[int]) -> float:
-    return max(times.ready_s[place] for place in places)
+    made = buckets.plan(request, bucketer)
+    ready_s = [max(times.ready_s[place] for place in bucket.tensors) for bucket in made]
+    predicted = of_lane(times, *lane.recursion(ready_s, price.parts([bucket.nbytes for bucket in made])))
+    return Row(ranks, bucketer, "T = A + B n", (), times, tuple(bucket.tensors for bucket in made), predicted)
 
 
 def rows(

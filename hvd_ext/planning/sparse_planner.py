@@ -11,12 +11,12 @@ import numpy as np
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import ir, registry
-from hvd_ext.planning.choice import Choice
-from hvd_ext.planning.cost import Simulation, Sparsity, bottleneck, level_profile, profile, simulate
+from hvd_ext.planning.cost import Simulation, Sparsity, bottleneck, load_of, simulate
 from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES, ENTRY_NBYTES, SELECT_S_PER_ELEMENT
 from hvd_ext.planning.limits import MOST_RANKS, MOST_SIMULATED, size_class, stands_for
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
+from hvd_ext.planning.planner import Choice
 from hvd_ext.topology.tree import Tree
 
 # The lowest density that is considered: if the break-even is not above it, the dense plan is always better.
@@ -165,10 +165,8 @@ def sparse_price(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity)
     """
     if tree.size <= MOST_SIMULATED:
         return simulate(plan, tree, nbytes, max(nbytes, 1), sparsity=sparsity)
-    load = (profile if tree.size <= MOST_RANKS else level_profile)(plan, tree, sparsity)
-    busiest = bottleneck(plan, tree, sparsity)
-    most, busy_s = (busiest.bottleneck, busiest.busiest_s_per_byte) if busiest else (0.0, 0.0)
-    return Simulation(load.price_s(nbytes), nbytes * most, nbytes * busy_s)
+    busiest, seconds = bottleneck(plan, tree, sparsity), load_of(plan, tree, sparsity).price_s(nbytes)
+    return Simulation(seconds, nbytes * busiest.bottleneck, nbytes * busiest.busiest_s_per_byte)
 
 
 def break_even(plan: LogicalPlan, dense_s: float, tree: Tree, nbytes: int, sparsity: Sparsity) -> float:

@@ -6,9 +6,9 @@ selection. Each rank of a party then holds a *shard*, and the shards of a party 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from math import lcm
+from typing import Literal
 
 import numpy as np
 
@@ -41,12 +41,11 @@ def units_of(members: Sequence[Node]) -> int:
     return min(lcm(*(denominator(node) for node in members)), MOST_UNITS)
 
 
-def up(tree: Tree, members: Sequence[Node], units: int) -> tuple[list[Level], Held]:
+def up(tree: Tree, height: int, units: int) -> tuple[list[Level], Held]:
     """Makes the levels that reduce within the parties, and each rank's shard after them, as begin and end in units."""
-    below = {id(node) for party in members for node in _branches(party)}
     levels: list[Level] = []
     shards: Held = dict.fromkeys(tree.ranks, (0, units))
-    for _, level, now in climb(tree, units, lambda node: id(node) in below):
+    for _, level, now in climb(tree, units, lambda node: node.height <= height):
         shards = now
         if level.calls:
             levels.append(Level(level.calls, "reduce-scatter in hosts" if not levels else "reduce in racks"))
@@ -63,32 +62,26 @@ def dense_plan(algorithm: str, tree: Tree, height: int = HOSTS) -> LogicalPlan:
     exact = denominator(tree.root)
     # If the shares at the root must be rounded, the shards of the parties still stay exact.
     units = exact if exact <= MOST_UNITS else MOST_UNITS // shards * shards
-    waiting = {id(node): node for node in members}
-    levels = [_folds([node for node in members if not node.children], dict.fromkeys(tree.ranks, (0, units)))]
+    waiting = {id(node) for node in members}
+
+    def folds(nodes: Sequence[Node], held: Held) -> Level:
+        return local("fold", [rank for node in nodes if id(node) in waiting for rank in node.ranks], held)
+
+    alone = [node for node in members if not node.children]
+    levels = [folds(alone, dict.fromkeys(tree.ranks, (0, units)))]
     climbed: list[Level] = []
     for nodes, level, held_shards in climb(tree, units):
         climbed.append(level)
-        levels += [level, _folds([waiting[id(node)] for node in nodes if id(node) in waiting], held_shards)]
+        levels += [level, folds(nodes, held_shards)]
     down = [reversed_level(level, level.name.replace("reduce", "broadcast")) for level in reversed(climbed)]
     levels = [level for level in (*levels, *down) if level.calls]
     return LogicalPlan(algorithm, "allreduce", tree.size, units, tuple(levels))
 
 
-def _folds(members: Sequence[Node], shards: Held) -> Level:
-    return Level(tuple(_local_calls("fold", [rank for node in members for rank in node.ranks], shards)), "fold")
-
-
-def selects(ranks: Sequence[int], shards: Held) -> Level:
-    """Makes the level in which each rank selects in its shard."""
-    return Level(tuple(_local_calls("select", ranks, shards)), "select")
-
-
-def _local_calls(kind: str, ranks: Sequence[int], shards: Held) -> Iterator[Call]:
-    make = partial(Call, "fold") if kind == "fold" else partial(Call, "select")
-    for rank in ranks:
-        begin, end = shards[rank]
-        if end > begin:
-            yield make((rank,), (Span(begin, end - begin),))
+def local(kind: Literal["select", "fold"], ranks: Sequence[int], shards: Held) -> Level:
+    """Makes the level in which each rank selects from its shard, or folds it."""
+    spans = {rank: Span(begin, end - begin) for rank, (begin, end) in shards.items() if end > begin}
+    return Level(tuple(Call(kind, (rank,), (spans[rank],)) for rank in ranks if rank in spans), kind)
 
 
 def exchange(members: Sequence[Node], shards: Held) -> Level:
@@ -108,10 +101,3 @@ def exchange(members: Sequence[Node], shards: Held) -> Level:
         for group, first, last in zip(holders.tolist(), cuts.tolist(), [*cuts[1:].tolist(), end], strict=True)
     ]
     return Level(tuple(calls), "all-gather of the selected")
-
-
-def _branches(node: Node) -> Iterator[Node]:
-    if node.children:
-        yield node
-        for child in node.children:
-            yield from _branches(child)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Method, Span, reversed_level
 from hvd_ext.topology.tree import Link, Node, Tree
@@ -43,14 +44,15 @@ def stages_of(tree: Tree) -> tuple[Stage, ...]:
     blocks: set[int] = set()  # the id() of each node that is a block; empty while the leaves are the blocks
     stages: list[Stage] = []
     while root.children and id(root) not in blocks:
-        joined = _joined(root, blocks)
-        degrees = {len(node.children) for node in joined} if joined else set()
-        if len(degrees) != 1:
-            count = _count(root, blocks)
-            stages.append(Stage(count, _slowest(_above(root, blocks)), follows=bool(stages)))
+        above = _above(root, blocks)
+        parents = [node for node in above if any(_is_block(child, blocks) for child in node.children)]
+        degrees = {len(node.children) for node in parents}
+        if len(degrees) > 1 or not all(_is_block(child, blocks) for node in parents for child in node.children):
+            count = tree.size // prod(stage.degree for stage in stages)
+            stages.append(Stage(count, _slowest(above), follows=bool(stages)))
             break
-        stages.append(Stage(degrees.pop(), _slowest(joined)))
-        blocks = {id(node) for node in joined}
+        stages.append(Stage(degrees.pop(), _slowest(parents)))
+        blocks = {id(node) for node in parents}
     return tuple(stages)
 
 
@@ -68,25 +70,11 @@ def _is_block(node: Node, blocks: set[int]) -> bool:
     return id(node) in blocks if blocks else not node.children
 
 
-def _joined(root: Node, blocks: set[int]) -> list[Node]:
-    """The branches whose children are the blocks; none if some block has a sibling that is not a block."""
-    above = _above(root, blocks)
-    parents = [node for node in above if any(_is_block(child, blocks) for child in node.children)]
-    complete = all(_is_block(child, blocks) for node in parents for child in node.children)
-    return parents if complete else []
-
-
 def _above(node: Node, blocks: set[int]) -> list[Node]:
     """The branches above the blocks."""
     if _is_block(node, blocks):
         return []
     return [node, *(branch for child in node.children for branch in _above(child, blocks))]
-
-
-def _count(node: Node, blocks: set[int]) -> int:
-    if _is_block(node, blocks):
-        return 1
-    return sum(_count(child, blocks) for child in node.children)
 
 
 def _slowest(nodes: Sequence[Node]) -> Link:

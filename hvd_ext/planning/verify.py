@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,7 +202,8 @@ class _Progress:
 
 def _run(rows: Sequence[Rows], vectors: Vectors, name: str) -> None:
     """Runs all ranks to their ends; a rank starts a round when its previous round is complete."""
-    ranks = [_Progress(_by_round(table)) for table in rows]
+    rounds = [[list(group) for _, group in groupby(table.tolist(), lambda row: row[ROUND])] for table in rows]
+    ranks = [_Progress(of_rank) for of_rank in rounds]
     # The messages from a sender to a receiver, in order: each with its row and its contents.
     sent: dict[tuple[int, int], list[tuple[list[int], Message]]] = defaultdict(list)
 
@@ -261,12 +263,3 @@ def _run(rows: Sequence[Rows], vectors: Vectors, name: str) -> None:
                     f"{name}: rank {rank} waits for ever in round {row[ROUND]}: its {OPCODE_NAMES[row[OPCODE]]} of "
                     f"units [{row[BEGIN]}, {row[BEGIN] + row[COUNT]}) has no partner on rank {row[PEER]}"
                 )
-
-
-def _by_round(rows: Rows) -> list[list[list[int]]]:
-    rounds: list[list[list[int]]] = []
-    for row in rows.tolist():
-        if not rounds or rounds[-1][0][ROUND] != row[ROUND]:
-            rounds.append([])
-        rounds[-1].append(row)
-    return rounds

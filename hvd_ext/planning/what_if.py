@@ -13,7 +13,7 @@ from hvd_ext.planning.cost import lane
 from hvd_ext.planning.scaling import Row, best, on_cluster, on_line
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.topology.scale import scaled
-from hvd_ext.topology.tree import Link, Node, Tree
+from hvd_ext.topology.tree import Link, Tree, relinked
 
 FASTER = (2, 10)
 
@@ -38,11 +38,9 @@ class Change:
         """Converts the change to values that JSON can hold; times are in seconds."""
         if self.row is None:
             return {"what_if": self.name, "why_not": self.why_not}
-        names = {"bucketer": self.row.bucketer, "algorithm": self.row.algorithm, "buckets": self.row.buckets}
         return {
             "what_if": self.name,
-            "ranks": self.row.ranks,
-            **names,
+            **{name: getattr(self.row, name) for name in ("ranks", "bucketer", "algorithm", "buckets")},
             "iteration_seconds": self.iteration_s,
             "gain": self.gain,
         }
@@ -97,8 +95,7 @@ def on_a_cluster(
         changes.append(Change(name, None, why_not=str(error)))
     changes.append(_change("half precision on the wire", now, best_row(wire="float16")))
     changes.append(_late(now, best_row(of=_at_once(times))))
-    price = lane_prices.best_table(tree) if algorithm == "auto" else lane_prices.dense_table(tree, algorithm)
-    changes.append(_gathered(now, price, times, bucketers))
+    changes.append(_gathered(now, lane_prices.dense_table(tree, algorithm), times, bucketers))
     return changes
 
 
@@ -140,15 +137,7 @@ def faster(tree: Tree, factor: float) -> Tree:
     def quick(link: Link) -> Link:
         return replace(link, beta_s_per_byte=link.beta_s_per_byte / factor)
 
-    def changed(node: Node) -> Node:
-        if not any(child.children for child in node.children):
-            return node
-        children = []
-        for child in map(changed, node.children):
-            children.append(child if child.port is None else replace(child, port=quick(child.port)))
-        return replace(node, link=quick(node.link), children=tuple(children))
-
-    return replace(tree, root=changed(tree.root))
+    return replace(tree, root=relinked(tree.root, quick, between_hosts=True))
 
 
 def _change(name: str, now: Row, row: Row) -> Change:
@@ -191,8 +180,7 @@ def gathered_s(row: Row, gather: lane.Table) -> float:
     """
     times, sizes = row.times, [tensor.nbytes for tensor in row.times.tensors]
     order = sorted(range(row.buckets), key=lambda bucket: min(row.members[bucket]))
-    holds, tails = gather.parts_s([sum(sizes[place] for place in row.members[bucket]) for bucket in order])
-    parts = [lane.Parts(float(hold), float(tail)) for hold, tail in zip(holds, tails, strict=True)]
+    parts = gather.parts([sum(sizes[place] for place in row.members[bucket]) for bucket in order])
     _, ends = lane.recursion([row.alone_s + row.exposed_s] * len(parts), parts)
     here = {place: end for bucket, end in zip(order, ends, strict=True) for place in row.members[bucket]}
     begin_s = [times.forward_s, *(times.ready_s[place] for place in times.order)]

@@ -55,7 +55,7 @@ class _LinkSchema(BaseModel):
 
 
 class _NodeSchema(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     name: str = Field(default="", description="used in messages; may be left out")
     link: _LinkSchema | None = Field(default=None, description="joins what is below the node; only `rank` has none")
@@ -93,19 +93,16 @@ class _ClusterSchema(_NodeSchema):
     gamma_s_per_byte: float = Field(
         default=0.0,
         ge=0,
-        allow_inf_nan=False,
         description="time of a rank to reduce a byte, in seconds; 0, the default, leaves it out of the prices",
     )
     message_s: float = Field(
         default=0.0,
         ge=0,
-        allow_inf_nan=False,
         description="time of a rank's processor for each message to or from another host, in seconds; 0 by default",
     )
     selection_s_per_byte: float | None = Field(
         default=None,
         ge=0,
-        allow_inf_nan=False,
         description="time of a rank to select from a byte of a buffer, in seconds; measured on one core by default",
     )
     handover: _LinkSchema | None = Field(
@@ -114,13 +111,11 @@ class _ClusterSchema(_NodeSchema):
     cache_nbytes: float = Field(
         default=0.0,
         ge=0,
-        allow_inf_nan=False,
         description="size of the largest buffer that stays in the caches of the processors, in bytes",
     )
     memory_factor: float = Field(
         default=1.0,
         ge=1,
-        allow_inf_nan=False,
         description="how many times as long a byte of a larger buffer takes in hosts; 1 by default",
     )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import cycle
 
 from hvd_ext.errors import TopologyError
-from hvd_ext.topology.tree import Node, Tree
+from hvd_ext.topology.tree import Node, Tree, trunk
 
 MOST_RANKS = 65_536  # more than any job, so that a slip of the finger does not fill the memory
 
@@ -42,11 +43,10 @@ def scaled(tree: Tree, ranks: int) -> Tree:
         raise TopologyError(
             f"ranks ({ranks}): whole hosts of {tree.describe()} have {least} or {most} ranks; name one of them"
         )
-    root, left, _ = _taken(tree.root, ranks, 0)
+    copies = ((f"{child.name or 'rank'}-{number}", child) for number, child in enumerate(cycle(tree.root.children)))
+    root, left, _ = _filled(tree.root, copies, ranks, 0)
     assert not left
-    while root.children and len(root.children) == 1 and root.children[0].children:
-        root = root.children[0]
-    return replace(tree, root=root)
+    return replace(tree, root=trunk(root))
 
 
 def _nearest(sizes: list[int], ranks: int) -> tuple[int, int]:
@@ -59,25 +59,16 @@ def _nearest(sizes: list[int], ranks: int) -> tuple[int, int]:
     raise AssertionError("a cycle has no end")
 
 
-def _taken(node: Node, ranks: int, first: int) -> tuple[Node, int, int]:
-    """Repeats the children of the root until they have the ranks."""
-    children = []
-    for number, child in enumerate(cycle(node.children)):
+def _filled(node: Node, children: Iterable[tuple[str, Node]], ranks: int, first: int) -> tuple[Node, int, int]:
+    """Gives a branch copies of children, with names and new numbers, as far as there are ranks."""
+    copies = []
+    for name, child in children:
         if not ranks:
             break
-        copy, ranks, first = _copied(child, ranks, first, f"{child.name or 'rank'}-{number}")
-        children.append(copy)
-    return replace(node, children=tuple(children)), ranks, first
-
-
-def _copied(node: Node, ranks: int, first: int, name: str) -> tuple[Node, int, int]:
-    """Copies a branch as far as there are ranks, with new numbers."""
-    if not node.children:
-        return replace(node, name=f"rank {first}", rank=first), ranks - 1, first + 1
-    children = []
-    for number, child in enumerate(node.children):
-        if not ranks:
-            break
-        copy, ranks, first = _copied(child, ranks, first, f"{name}-{number}")
-        children.append(copy)
-    return replace(node, name=name, children=tuple(children)), ranks, first
+        if child.children:
+            below = ((f"{name}-{number}", grandchild) for number, grandchild in enumerate(child.children))
+            copy, ranks, first = _filled(replace(child, name=name), below, ranks, first)
+        else:
+            copy, ranks, first = replace(child, name=f"rank {first}", rank=first), ranks - 1, first + 1
+        copies.append(copy)
+    return replace(node, children=tuple(copies)), ranks, first

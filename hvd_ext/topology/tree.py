@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -177,15 +177,9 @@ class Tree:
         def slower(link: Link) -> Link:
             return Link(link.alpha_s, link.beta_s_per_byte * self.memory_factor)
 
-        def changed(node: Node) -> Node:
-            if any(child.children for child in node.children):
-                return replace(node, children=tuple(changed(child) for child in node.children))
-            ranks = tuple(replace(rank, port=slower(rank.port)) if rank.port else rank for rank in node.children)
-            return replace(node, link=slower(node.link), children=ranks)
-
         return replace(
             self,
-            root=changed(self.root),
+            root=relinked(self.root, slower, between_hosts=False),
             gamma_s_per_byte=self.gamma_s_per_byte * self.memory_factor,
             handover=slower(self.handover),
             memory_factor=1.0,
@@ -217,7 +211,7 @@ class Tree:
         hosts: list[tuple[int, ...]] = []
 
         def visit(node: Node) -> None:
-            if not any(child.children for child in node.children):
+            if node.height <= 1:
                 hosts.append(node.ranks)
                 return
             for child in node.children:
@@ -253,9 +247,7 @@ class Tree:
 
         root = kept(self.root)
         assert root is not None
-        while len(root.children) == 1 and root.children[0].children:
-            root = root.children[0]
-        return replace(self, root=replace(root, port=None))
+        return replace(self, root=trunk(root))
 
     def describe(self) -> str:
         """Describes the cluster in one line, as in "8 ranks on 2 hosts (4 + 4)", with the sizes of up to 8 hosts."""
@@ -272,6 +264,22 @@ def leaf(rank: int, port: Link | None = None) -> Node:
         port: the rank's own port to its host; None for the host's link.
     """
     return Node(f"rank {rank}", rank=rank, port=port)
+
+
+def trunk(root: Node) -> Node:
+    """Finds the branch that becomes the root where the nodes above it have only one branch."""
+    while len(root.children) == 1 and root.children[0].children:
+        root = root.children[0]
+    return replace(root, port=None)
+
+
+def relinked(node: Node, change: Callable[[Link], Link], *, between_hosts: bool) -> Node:
+    """Changes the links between hosts, and between racks, of a branch; or those in its hosts."""
+    children = tuple(relinked(child, change, between_hosts=between_hosts) for child in node.children)
+    if between_hosts != (node.height > 1):
+        return replace(node, children=children)
+    children = tuple(replace(child, port=change(child.port)) if child.port else child for child in children)
+    return replace(node, link=change(node.link), children=children)
 
 
 def from_hosts(host_of_rank: Sequence[str], *, inside: Link = SHARED_MEMORY, between: Link = ETHERNET) -> Tree:

@@ -99,10 +99,9 @@ def model(tensors: Sequence[Tensor], sent_tensors: Sequence[int], times: Measure
 
 def described(name: str, layout: Layout, times: Measured) -> dict[str, Any]:
     """Describe the steps of a channel on one rank as a value for JSON, for the rank's file of a trace."""
-    tensors = [layout.tensors[place] for place in layout.sent_tensors]
     return {
         "channel": name,
-        "tensors": [[tensor.name, list(tensor.shape), tensor.dtype] for tensor in tensors],
+        "tensors": [[tensor.name, list(tensor.shape), tensor.dtype] for tensor in layout.engine_tensors],
         **dataclasses.asdict(times),
     }
 

@@ -16,6 +16,7 @@ from hvd_ext.planning import planner, registry
 from hvd_ext.planning.layout import BucketLayout, Layout, Selection
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
+from hvd_ext.planning.sparse_planner import sparse_plan
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow import ops
 from hvd_ext.topology.tree import Tree, from_hosts
@@ -31,7 +32,7 @@ DENSITY = 0.01
 def open_channel(momentum: float | None = None) -> int:
     job = runtime.current()
     whole = planner.allreduce_plan(job.tree, nbytes=12).plan
-    choice = planner.sparse_plan(job.tree, "naive_allgather", 4 * ELEMENTS, DENSITY)
+    choice = sparse_plan(job.tree, "naive_allgather", 4 * ELEMENTS, DENSITY)
     selection = Selection(dense_above=1.0, momentum=momentum, value_wire="float16")
     buckets = (
         BucketLayout("float32", (0,), hvd.Sum, whole, 64),

@@ -12,6 +12,7 @@ from hvd_ext.cluster.spec import MTU, payload_share
 from hvd_ext.planning import planner, registry
 from hvd_ext.planning.cost.simulate import simulate
 from hvd_ext.planning.cost.sparse import Sparsity
+from hvd_ext.planning.sparse_planner import sparse_plan
 from hvd_ext.planning.tensors import DTYPES
 from hvd_ext.topology.tree import SHARED_MEMORY
 
@@ -140,7 +141,7 @@ def step_prices(cluster: Cluster, name: Name, elements: int, entry_nbytes: float
     """
     assert name.density is not None
     nbytes = max(elements, 1) * ELEMENT_NBYTES
-    plan = planner.sparse_plan(cluster.tree, name.algorithm, nbytes, name.density, entry_nbytes).plan
+    plan = sparse_plan(cluster.tree, name.algorithm, nbytes, name.density, entry_nbytes).plan
     sparsity = Sparsity(name.density, entry_nbytes)
     prices: dict[str, float] = {}
     before = 0.0

@@ -76,14 +76,14 @@ class Sums:
     def _sparse(self, name: Name, gradient: Gradient, result: NDArray[np.float32]) -> tuple[Callable[[], Any], Mass]:
         from hvd_ext.job import runtime
         from hvd_ext.options import Sum
-        from hvd_ext.planning import grain, planner
+        from hvd_ext.planning import grain, sparse_planner
         from hvd_ext.planning.layout import BucketLayout, Layout, Selection
         from hvd_ext.trace.events import levels_of
 
         job, density = runtime.current(), name.density
         assert density is not None
         engine, size = job.engine, result.size
-        choice = planner.sparse_plan(job.tree, name.algorithm, result.nbytes, density, 4)
+        choice = sparse_planner.sparse_plan(job.tree, name.algorithm, result.nbytes, density, 4)
         segment_nbytes = grain.segment_nbytes(choice.plan, result.nbytes, job.tree)
         selection = Selection(dense_above=NEVER_DENSE, value_wire=name.wire_dtype or "float32")
         bucket = BucketLayout(

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from hvd_ext.bench.sampling import EVENTS, emit
-from hvd_ext.planning.models import resnet50, transformers
+from hvd_ext.planning.models import convolutional, transformers
 
-MODELS = {"resnet50": resnet50.layers, "transformer": transformers.bert_base}
+MODELS = {"resnet50": convolutional.resnet50, "transformer": transformers.bert_base}
 # The parts of the benchmark and what is measured in each, in the order in which it is shown.
 NORMS, UPDATE, PTO = "norms", "update", "pto"
 CONTESTANTS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvd_ext.errors import PlanError
+from hvd_ext.planning.buckets import Bucket, Card, Request, bucket_of, in_order
 from hvd_ext.planning.buckets.by_size import filled
-from hvd_ext.planning.buckets.model import BucketPlan, Card, Request, bucket_of, in_order
 
 card = Card(
     name="by_groups",
@@ -20,7 +20,7 @@ def supports(request: Request) -> str | None:
     return "it needs groups" if request.groups is None else None
 
 
-def build(request: Request) -> BucketPlan:
+def build(request: Request) -> tuple[Bucket, ...]:
     """Makes one bucket of each group, or one for each class of its tensors; what is in no group goes by size.
 
     Returns:

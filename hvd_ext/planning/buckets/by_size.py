@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hvd_ext.errors import PlanError
-from hvd_ext.planning.buckets.model import (
-    Bucket,
-    BucketPlan,
-    Card,
-    Class,
-    Request,
-    bucket_of,
-    in_order,
-    without_groups,
-)
+from hvd_ext.planning.buckets import Bucket, Card, Class, Request, bucket_of, in_order, without_groups
 from hvd_ext.planning.tensors import DTYPES
 
 card = Card(
@@ -26,7 +17,7 @@ card = Card(
 supports = without_groups
 
 
-def build(request: Request) -> BucketPlan:
+def build(request: Request) -> tuple[Bucket, ...]:
     """Buckets of one class each, in the order in which their last tensor is ready; see `filled`."""
     return in_order(filled(request, request.order), request.order)
 

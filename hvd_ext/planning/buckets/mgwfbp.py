@@ -10,15 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hvd_ext.planning.buckets.model import (
-    BucketPlan,
-    Card,
-    Price,
-    Request,
-    bucket_of,
-    in_order,
-    with_prices,
-)
+from hvd_ext.planning.buckets import Bucket, Card, Price, Request, bucket_of, in_order, with_prices
 from hvd_ext.topology.tree import Link
 
 card = Card(
@@ -32,7 +24,7 @@ supports = with_prices
 FITTED = 64  # sizes to which the line is fitted, evenly spaced up to that of all tensors together
 
 
-def build(request: Request) -> BucketPlan:
+def build(request: Request) -> tuple[Bucket, ...]:
     """Buckets in the order in which their last tensor is ready.
 
     The paper knows one class of tensors; each class is merged as if it were alone in the lane.

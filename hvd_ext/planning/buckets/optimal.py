@@ -23,7 +23,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.planning.buckets.model import BucketPlan, Card, Price, Request, bucket_of, in_order, with_prices
+from hvd_ext.planning.buckets import Bucket, Card, Price, Request, bucket_of, in_order, with_prices
 from hvd_ext.planning.cost.lane import Parts, recursion
 
 card = Card(
@@ -49,7 +49,7 @@ def supports(request: Request) -> str | None:
     return with_prices(request)
 
 
-def build(request: Request) -> BucketPlan:
+def build(request: Request) -> tuple[Bucket, ...]:
     """Buckets in the order in which their last tensor is ready.
 
     Where several plans are the best, neighbours are joined as long as that costs nothing.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_ext.planning.buckets.model import BucketPlan, Card, Request, bucket_of, in_order, without_groups
+from hvd_ext.planning.buckets import Bucket, Card, Request, bucket_of, in_order, without_groups
 
 card = Card(
     name="single",
@@ -13,6 +13,6 @@ card = Card(
 supports = without_groups
 
 
-def build(request: Request) -> BucketPlan:
+def build(request: Request) -> tuple[Bucket, ...]:
     """One bucket for each class of tensors."""
     return in_order((bucket_of(request.tensors, indices) for indices in request.classes.values()), request.order)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_ext.planning.buckets.model import BucketPlan, Card, Request, bucket_of, without_groups
+from hvd_ext.planning.buckets import Bucket, Card, Request, bucket_of, without_groups
 
 card = Card(
     name="wfbp",
@@ -13,6 +13,6 @@ card = Card(
 supports = without_groups
 
 
-def build(request: Request) -> BucketPlan:
+def build(request: Request) -> tuple[Bucket, ...]:
     """One bucket for each tensor, in ready order."""
-    return BucketPlan(tuple(bucket_of(request.tensors, [index]) for index in request.order))
+    return tuple(bucket_of(request.tensors, [index]) for index in request.order)

@@ -21,9 +21,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.planning.cost.levels import bottleneck
-from hvd_ext.planning.cost.loads import Profile
-from hvd_ext.planning.cost.simulate import MOST_MESSAGES, WINDOW, program_of
+from hvd_ext.planning.cost.levels import bottleneck, load_of
+from hvd_ext.planning.cost.simulate import MOST_MESSAGES, WINDOW, Segments, program_of
 from hvd_ext.planning.cost.sparse import DENSE, Sparsity
 from hvd_ext.planning.limits import MOST_SIMULATED
 from hvd_ext.planning.model import LogicalPlan
@@ -77,6 +76,11 @@ class Table:
         hold_s, total_s = (self._at(values, sizes) for values in (self.hold_s, self.total_s))
         return hold_s, np.maximum(total_s - hold_s, 0.0)
 
+    def parts(self, nbytes: _Floats | Sequence[float]) -> list[Parts]:
+        """The prices of buckets of these sizes."""
+        hold_s, tail_s = self.parts_s(nbytes)
+        return list(map(Parts, hold_s.tolist(), tail_s.tolist()))
+
     def _at(self, values: _Floats, sizes: _Floats) -> _Floats:
         seconds = np.interp(sizes, self.nbytes, values)
         if len(self.nbytes) > 1:
@@ -105,56 +109,29 @@ def doubling(price: Callable[[int], Parts]) -> Table:
     return table([(nbytes, price(nbytes)) for nbytes in sizes])
 
 
-def parts_of(
-    plan: LogicalPlan,
-    tree: Tree,
-    nbytes: int,
-    segment_nbytes: int,
-    load: Callable[[], Profile],
-    sparsity: Sparsity = DENSE,
-    window: int = WINDOW,
-) -> Parts:
+def parts_of(plan: LogicalPlan, tree: Tree, nbytes: int, segment_nbytes: int, sparsity: Sparsity = DENSE) -> Parts:
     """The price of a bucket in a lane.
 
     Args:
         nbytes: the bytes of the bucket as sent.
-        load: the load of the plan; asked for in clusters of more than 16 ranks, whose plans are not played.
     """
     if not nbytes or tree.size == 1:
         return Parts(0.0, 0.0)
     segments = max(-(-nbytes // segment_nbytes), 1)
-    each, buckets = nbytes / segments, max(window // segments, 1) + 1
+    each, buckets = nbytes / segments, max(WINDOW // segments, 1) + 1
     if tree.size > MOST_SIMULATED:
-        profile = load()
+        load = load_of(plan, tree, sparsity)
         handover_s = tree.handover.alpha_s + nbytes * tree.handover.beta_s_per_byte  # in no lane: it comes before
-        alone_s = profile.price_s(nbytes, segment_nbytes) - handover_s
-        waits_s = alone_s / window if segments < window else 0.0
-        hold_s = min(max(nbytes * profile.pace_s_per_byte(each), waits_s), alone_s)
+        alone_s = load.price_s(nbytes, segment_nbytes) - handover_s
+        waits_s = alone_s / WINDOW if segments < WINDOW else 0.0
+        hold_s = min(max(nbytes * load.pace_s_per_byte(each), waits_s), alone_s)
         return Parts(hold_s, alone_s - hold_s)
-    busiest = bottleneck(plan, tree, sparsity)
-    least_s = each * busiest.busiest_s_per_byte if busiest is not None else 0.0
-    seconds = _Segments(program_of(plan, tree, sparsity), each, least_s, window)
-    alone_s = seconds.first(segments)
-    hold_s = (seconds.first(buckets * segments) - alone_s) / (buckets - 1)
+    least_s = each * bottleneck(plan, tree, sparsity).busiest_s_per_byte
+    row = Segments(program_of(plan, tree, sparsity), each, least_s, WINDOW, PLAYED_WINDOWS * WINDOW)
+    alone_s = row.first_s(segments)
+    hold_s = (row.first_s(buckets * segments) - alone_s) / (buckets - 1)
     hold_s = min(max(hold_s, segments * least_s), alone_s)  # while queues still grow, a lane seems faster than its port
     return Parts(hold_s, alone_s - hold_s)
-
-
-class _Segments:
-    """The time of the first segments of an endless row of equal ones."""
-
-    def __init__(self, program: Program, each: float, least_s: float, window: int) -> None:
-        self._program, self._each, self._least_s, self._window = program, each, least_s, window
-        self._known: dict[int, float] = {}
-
-    def first(self, count: int) -> float:
-        most = PLAYED_WINDOWS * self._window
-        if count <= most:
-            if count not in self._known:
-                _, (self._known[count],) = Play([Run(self._program, self._each, count)], self._window).seconds()
-            return self._known[count]
-        pace_s = (self.first(most) - self.first(most // 2)) / (most - most // 2)
-        return self.first(most) + (count - most) * max(pace_s, self._least_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,16 +163,21 @@ def messages_of(buckets: Sequence[InLane], tree: Tree) -> float:
     """Counts the messages of a play of a lane; infinite in clusters of more than 16 ranks, which are not played."""
     if tree.size > MOST_SIMULATED:
         return float("inf")
-    counts: dict[tuple[int, Sparsity], int] = {}  # by the id() of the plan, whose hash takes long
-    for bucket in buckets:
+    return sum(bucket.segments * len(program.messages) for bucket, program in _programs(buckets, tree))
+
+
+def _programs(buckets: Sequence[InLane], tree: Tree) -> list[tuple[InLane, Program]]:
+    """The buckets that are not empty, with their programs."""
+    sent = [bucket for bucket in buckets if bucket.nbytes]
+    known: dict[tuple[int, Sparsity], Program] = {}  # by the id() of the plan, whose hash takes long
+    for bucket in sent:
         key = (id(bucket.plan), bucket.sparsity)
-        if bucket.nbytes and key not in counts:
-            counts[key] = len(program_of(bucket.plan, tree, bucket.sparsity).messages)
-    return sum(bucket.segments * counts[id(bucket.plan), bucket.sparsity] for bucket in buckets if bucket.nbytes)
+        known[key] = known.get(key) or program_of(bucket.plan, tree, bucket.sparsity)
+    return [(bucket, known[id(bucket.plan), bucket.sparsity]) for bucket in sent]
 
 
 def times_in_lane(
-    buckets: Sequence[InLane], tree: Tree, window: int = WINDOW, most_messages: int = MOST_MESSAGES
+    buckets: Sequence[InLane], tree: Tree, most_messages: int = MOST_MESSAGES
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The times at which the buckets of a lane begin and end.
 
@@ -210,13 +192,11 @@ def times_in_lane(
     if messages_of(buckets, tree) > most_messages:
         begins_s, ends_s = recursion([bucket.ready_s for bucket in buckets], [bucket.price() for bucket in buckets])
         return tuple(begins_s), tuple(ends_s)
-    sent = [bucket for bucket in buckets if bucket.nbytes]
-    programs = {(id(bucket.plan), bucket.sparsity): program_of(bucket.plan, tree, bucket.sparsity) for bucket in sent}
-    runs = []
-    for bucket in sent:
-        program, segments = programs[id(bucket.plan), bucket.sparsity], bucket.segments
-        runs.append(Run(program, bucket.nbytes / segments, segments, bucket.ready_s))
-    played = iter(zip(*Play(runs, window).seconds(), strict=True) if runs else ())
+    runs = [
+        Run(program, bucket.nbytes / bucket.segments, bucket.segments, bucket.ready_s)
+        for bucket, program in _programs(buckets, tree)
+    ]
+    played = iter(zip(*Play(runs, WINDOW).seconds(), strict=True) if runs else ())
     begins_s, ends_s, free_s = [], [], 0.0
     for bucket in buckets:
         # an empty bucket has no segments, and ends when it may begin

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.planning.cost.loads import Ports, Profile, messages_s as _messages_s
+from hvd_ext.planning.cost.loads import Ports, Profile, messages_s as _messages_s, profile
 from hvd_ext.planning.cost.sparse import DENSE, Sparsity
 from hvd_ext.planning.cost.sparse_levels import (
     all_to_all_units,
@@ -23,6 +23,7 @@ from hvd_ext.planning.cost.sparse_levels import (
     messages_of_call,
     vectors_at,
 )
+from hvd_ext.planning.limits import MOST_RANKS
 from hvd_ext.planning.model import LOCAL, SPARSE, Call, Level, LogicalPlan
 from hvd_ext.topology.tree import Tree
 
@@ -48,6 +49,15 @@ class Traffic:
     busiest: float
     busiest_s_per_byte: float
     bottleneck: float
+
+
+@lru_cache(maxsize=256)
+def load_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profile:
+    """The load of a plan on a cluster.
+
+    It is made from the rows of all ranks up to 64 ranks, and from the calls of the levels above.
+    """
+    return (profile if tree.size <= MOST_RANKS else level_profile)(plan, tree, sparsity)
 
 
 def level_profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profile:
@@ -113,13 +123,13 @@ def traffic(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> tuple[
     return tuple(kinds)
 
 
-def bottleneck(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Traffic | None:
-    """Finds the traffic over the kind of link whose busiest port is busy for longest; None if the plan sends nothing.
+def bottleneck(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Traffic:
+    """Finds the traffic over the kind of link whose busiest port is busy for longest; no bytes if the plan sends none.
 
     Of equals it is the kind nearest to the root.
     """
     kinds = [kind for kind in traffic(plan, tree, sparsity) if kind.total]
-    return max(kinds, key=lambda kind: kind.busiest_s_per_byte, default=None)
+    return max(kinds, key=lambda kind: kind.busiest_s_per_byte, default=Traffic(0, 0.0, 0.0, 0.0, 0.0))
 
 
 def _level(level: Level, sparsity: Sparsity) -> _Messages:
@@ -166,7 +176,7 @@ def _add_ring(call: Call, hops: _Ints) -> None:
         hops += counts.sum() - counts
     else:
         hops += call.spans[0].count
-        hops[call.ranks.index(call.root) if call.root in call.ranks else -1] -= call.spans[0].count
+        hops[call.target] -= call.spans[0].count
 
 
 def _of_call(call: Call) -> list[_Messages]:
@@ -179,11 +189,7 @@ def _of_call(call: Call) -> list[_Messages]:
     if call.kind == "all_to_all":
         senders, receivers = np.repeat(places, size), np.tile(places, size)
         return [(senders, receivers, np.where(senders == receivers, 0, np.repeat(counts // size, size)))]
-    if call.root < 0:
-        owned = counts
-    else:
-        target = call.ranks.index(call.root) if call.root in call.ranks else size - 1
-        owned = np.where(places == target, counts[0], 0)
+    owned = counts if call.root < 0 else np.where(places == call.target, counts[0], 0)
     if call.method == "direct":
         owners = np.flatnonzero(owned)
         senders, receivers = np.repeat(places, len(owners)), np.tile(owners, size)

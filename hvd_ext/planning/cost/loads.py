@@ -114,39 +114,29 @@ class Profile:
         return max(self.busiest_s_per_byte, self.messages_s / max(segment_nbytes, 1))
 
 
-class _Messages:
-    """All messages of a plan, with round, share of the buffer, sender and receiver, and the work of each rank."""
-
-    def __init__(self, plan: LogicalPlan, gamma_s_per_byte: float, sparsity: Sparsity) -> None:
-        rows = [rows_of(plan, rank) for rank in range(plan.size)]
-        table = np.concatenate(rows)
-        ranks = np.repeat(np.arange(plan.size), [len(of_rank) for of_rank in rows])
-        sends, reduces = np.isin(table[:, OPCODE], SENDS), table[:, OPCODE] == RECV_REDUCE
-        self.rounds = table[sends, ROUND]
-        self.shares = np.concatenate([sent_shares(of_rank, plan.units, sparsity) for of_rank in rows])[sends]
-        self.senders, self.receivers = ranks[sends], table[sends, PEER]
-        works = reduces | np.isin(table[:, OPCODE], LOCAL_OPCODES)
-        local_s = np.concatenate([local_s_per_byte(of_rank, plan.units, sparsity) for of_rank in rows])
-        self.work_rounds = table[works, ROUND]
-        self.work_s_per_byte = np.where(reduces, table[:, COUNT] / plan.units * gamma_s_per_byte, local_s)[works]
-        self.workers = ranks[works]
-
-
 def profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profile:
     """Counts the bytes that a plan sends over each port of a cluster.
 
     It makes the rows of all ranks, and is meant for plans of at most a few hundred ranks.
     """
-    sent, ports, rounds = _Messages(plan, tree.gamma_s_per_byte, sparsity), Ports(tree), rounds_of(plan)
-    messages, crossed = ports.crossed(sent.senders, sent.receivers)
+    ports, rounds = Ports(tree), rounds_of(plan)
+    rows = [rows_of(plan, rank) for rank in range(plan.size)]
+    table = np.concatenate(rows)
+    ranks = np.repeat(np.arange(plan.size), [len(of_rank) for of_rank in rows])
+    sends, reduces = np.isin(table[:, OPCODE], SENDS), table[:, OPCODE] == RECV_REDUCE
+    shares = np.concatenate([sent_shares(of_rank, plan.units, sparsity) for of_rank in rows])[sends]
+    sent_in, senders, receivers = table[sends, ROUND], ranks[sends], table[sends, PEER]
+    messages, crossed = ports.crossed(senders, receivers)
     alpha_s = np.zeros(rounds + 1)
-    np.maximum.at(alpha_s, sent.rounds[messages], ports.alpha_s[crossed // 2])
-    seconds = sent.shares[messages] * ports.beta_s_per_byte[crossed // 2]
-    loads = _table(sent.rounds[messages], crossed, seconds, (rounds + 1, 2 * len(ports.alpha_s)))
-    work = _table(sent.work_rounds, sent.workers, sent.work_s_per_byte, (rounds + 1, plan.size))
-    each_s = messages_s(tree, sent.senders, sent.receivers)
-    busy = _table(sent.rounds, sent.senders, each_s, work.shape)
-    busy += _table(sent.rounds, sent.receivers, each_s, work.shape)
+    np.maximum.at(alpha_s, sent_in[messages], ports.alpha_s[crossed // 2])
+    seconds = shares[messages] * ports.beta_s_per_byte[crossed // 2]
+    loads = _table(sent_in[messages], crossed, seconds, (rounds + 1, 2 * len(ports.alpha_s)))
+    local_s = np.concatenate([local_s_per_byte(of_rank, plan.units, sparsity) for of_rank in rows])
+    work_s = np.where(reduces, table[:, COUNT] / plan.units * tree.gamma_s_per_byte, local_s)
+    works = reduces | np.isin(table[:, OPCODE], LOCAL_OPCODES)
+    work = _table(table[works, ROUND], ranks[works], work_s[works], (rounds + 1, plan.size))
+    each_s = messages_s(tree, senders, receivers)
+    busy = _table(sent_in, senders, each_s, work.shape) + _table(sent_in, receivers, each_s, work.shape)
     return Profile(
         latency_s=float(alpha_s.sum() + busy.max(axis=1).sum()) + tree.handover.alpha_s,
         rounds_s_per_byte=float(loads.max(axis=1).sum() + work.max(axis=1).sum()),

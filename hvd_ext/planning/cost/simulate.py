@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from hvd_ext.planning.cost.levels import Traffic, bottleneck
+from hvd_ext.planning.cost.levels import bottleneck
 from hvd_ext.planning.cost.loads import Ports, messages_s
 from hvd_ext.planning.cost.sparse import DENSE, Sparsity, local_s_per_byte, sent_shares
 from hvd_ext.planning.ir import LOCAL_OPCODES, OPCODE, PEER, RECV_REDUCE, ROUND, SENDS
@@ -63,25 +63,38 @@ def simulate(
     """
     tree = tree.at(nbytes)
     program, busiest = program_of(plan, tree, sparsity), bottleneck(plan, tree, sparsity)
-    if busiest is None:
-        busiest = Traffic(0, 0.0, 0.0, 0.0, 0.0)
     if not nbytes or not any(program.rounds):
         return Simulation(0.0, 0.0, 0.0)
     segments = max(-(-nbytes // segment_nbytes), 1)
     each, played = nbytes / segments, max(FULL_WINDOWS * window, MOST_MESSAGES // max(len(program.messages), 1))
-
-    def first_s(count: int) -> float:
-        _, (end_s,) = Play([Run(program, each, count)], window).seconds()
-        return end_s
-
-    seconds = first_s(min(segments, played))
-    if segments > played:
-        half = played // 2
-        pace_s = (seconds - first_s(half)) / (played - half)
-        # While the queue before the busiest port still grows, the ranks seem faster than this port.
-        seconds += (segments - played) * max(pace_s, each * busiest.busiest_s_per_byte)
+    seconds = Segments(program, each, each * busiest.busiest_s_per_byte, window, played).first_s(segments)
     seconds += tree.handover.alpha_s + nbytes * tree.handover.beta_s_per_byte
     return Simulation(seconds, nbytes * busiest.bottleneck, nbytes * busiest.busiest_s_per_byte)
+
+
+class Segments:
+    """The time of the first segments of an endless row of equal ones, in a lane of their own.
+
+    Args:
+        each: the bytes of a segment.
+        least_s: the time for which a segment keeps the busiest port busy.
+        most: the largest number of segments that are played; the others follow at the pace of the second half of them.
+    """
+
+    def __init__(self, program: Program, each: float, least_s: float, window: int, most: int) -> None:
+        self._program, self._each, self._least_s, self._window, self._most = program, each, least_s, window, most
+        self._played: dict[int, float] = {}
+
+    def first_s(self, count: int) -> float:
+        """The time of the first `count` segments, seconds."""
+        most = self._most
+        if count > most:
+            pace_s = (self.first_s(most) - self.first_s(most // 2)) / (most - most // 2)
+            # While the queue before the busiest port still grows, the ranks seem faster than this port.
+            return self.first_s(most) + (count - most) * max(pace_s, self._least_s)
+        if count not in self._played:
+            _, (self._played[count],) = Play([Run(self._program, self._each, count)], self._window).seconds()
+        return self._played[count]
 
 
 @lru_cache(maxsize=64)
@@ -91,19 +104,17 @@ def program_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Pro
     tables = [rows_of(plan, rank) for rank in range(plan.size)]
     # The n-th send from one rank to another matches the n-th receive there.
     receives: dict[tuple[int, int], list[tuple[int, bool]]] = {}
-    waits: list[list[int]] = []
+    places = [{number: place for place, number in enumerate(np.unique(table[:, ROUND]).tolist())} for table in tables]
+    waits = [[0] * len(of_rank) for of_rank in places]
     for rank, table in enumerate(tables):
-        places = {number: place for place, number in enumerate(np.unique(table[:, ROUND]).tolist())}
-        waits.append([0] * len(places))
         for row in table[~np.isin(table[:, OPCODE], (*SENDS, *LOCAL_OPCODES))].tolist():
-            place = places[row[ROUND]]
+            place = places[rank][row[ROUND]]
             receives.setdefault((row[PEER], rank), []).append((place, row[OPCODE] == RECV_REDUCE))
             waits[rank][place] += 1
     messages: list[Message] = []
     rounds = []
     for rank, table in enumerate(tables):
-        places = {number: place for place, number in enumerate(np.unique(table[:, ROUND]).tolist())}
-        sends: list[list[int]] = [[] for _ in places]
+        sends: list[list[int]] = [[] for _ in places[rank]]
         shares = sent_shares(table, plan.units, sparsity)
         sending = np.isin(table[:, OPCODE], SENDS)
         busy_s = messages_s(tree, np.full(plan.size, rank), np.arange(plan.size))  # by the receiver
@@ -111,10 +122,10 @@ def program_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Pro
             way = _way(ports, rank, row[PEER])
             place, reduces = receives[rank, row[PEER]].pop(0)
             alpha_s = max(float(ports.alpha_s[port // 2]) for port in way)
-            sends[places[row[ROUND]]].append(len(messages))
+            sends[places[rank][row[ROUND]]].append(len(messages))
             messages.append(Message(share, way, alpha_s, row[PEER], place, reduces, float(busy_s[row[PEER]])))
-        numbers = np.array([places[number] for number in table[:, ROUND].tolist()], dtype=np.int64)
-        work = np.bincount(numbers, local_s_per_byte(table, plan.units, sparsity), len(places)).tolist()
+        numbers = np.array([places[rank][number] for number in table[:, ROUND].tolist()], dtype=np.int64)
+        work = np.bincount(numbers, local_s_per_byte(table, plan.units, sparsity), len(sends)).tolist()
         rounds.append(tuple((tuple(sent), *rest) for sent, *rest in zip(sends, waits[rank], work, strict=True)))
     betas = np.repeat(ports.beta_s_per_byte, 2).tolist()
     return Program(tuple(messages), tuple(rounds), tuple(betas), tree.gamma_s_per_byte, MESSAGE_NBYTES)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from hvd_ext.errors import PlanError
-from hvd_ext.planning.models import googlenet, resnet50, transformers, vgg19
+from hvd_ext.planning.models.convolutional import googlenet, resnet50, vgg19
 from hvd_ext.planning.models.layer import Layer as Layer
+from hvd_ext.planning.models.transformers import bert_base, transformer_base
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import Tensor
 
@@ -36,36 +37,36 @@ class Model:
 
 
 _LISTED = (
-    Model("resnet50", 0.163, "BlueConnect, Section 4.2: 32 pictures on a P100", resnet50.layers),
+    Model("resnet50", 0.163, "BlueConnect, Section 4.2: 32 pictures on a P100", resnet50),
     Model(
         "resnet50-k80",
         32 * 2 / 76.85,
         "MG-WFBP: 32 pictures on a K80; 76.85 pictures/s of two are in its authors' scripts/gmwfbp.py in B-Caffe",
-        resnet50.layers,
+        resnet50,
     ),
     Model(
         "googlenet-k80",
         0.403 * 1.5,
         "MG-WFBP: 64 pictures on a K80; a backward pass takes 403 ms by its authors' logdata/tmpcomm.log in B-Caffe, "
         "and their simulator takes half of it for the forward pass",
-        googlenet.layers,
+        googlenet,
     ),
-    Model("resnet50-v100", 256 / 1150, "CommLib, Section 5.5.2: 256 pictures, 1150 a second", resnet50.layers),
+    Model("resnet50-v100", 256 / 1150, "CommLib, Section 5.5.2: 256 pictures, 1150 a second", resnet50),
     Model(
         "resnet50-96-v100",
         256 / 4400,
         "CommLib, Table 4: 256 pictures of 96 x 96, 4400 a second",
-        partial(resnet50.layers, 96),
+        partial(resnet50, 96),
     ),
-    Model("vgg19-v100", 256 / 560, "CommLib, Section 5.5.2: 256 pictures, 560 a second", vgg19.layers),
+    Model("vgg19-v100", 256 / 560, "CommLib, Section 5.5.2: 256 pictures, 560 a second", vgg19),
     Model(
         "transformer-v100",
         16 / 32,
         "CommLib, Section 5.5.2: 32 sentences a second; a batch of 16 is assumed",
-        transformers.transformer_base,
+        transformer_base,
     ),
-    Model("resnet50-p100", 1 / 1.56, "eager-SGD, Section 6.2.2: 128 pictures, 1.56 steps a second", resnet50.layers),
-    Model("bert-base", 0.2, "an assumption: 32 sequences of 128 tokens on a V100", transformers.bert_base),
+    Model("resnet50-p100", 1 / 1.56, "eager-SGD, Section 6.2.2: 128 pictures, 1.56 steps a second", resnet50),
+    Model("bert-base", 0.2, "an assumption: 32 sequences of 128 tokens on a V100", bert_base),
 )
 MODELS: Mapping[str, Model] = {model.name: model for model in _LISTED}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_ext.planning.models.layer import Layer
+from hvd_ext.planning.models.layer import Layer, dense, norm
 
 # CommLib's Transformer has 110 million parameters (Section 5.3) and gives no vocabulary. With three matrices of this
 # many rows, for the source, the target and the output, the base model of Vaswani et al. has as many.
@@ -14,11 +14,11 @@ def bert_base(tokens: int = 128) -> list[Layer]:
     width, inner = 768, 3072
     embeddings = (("word", 30522 * width), ("position", 512 * width), ("type", 2 * width))
     layers = [Layer("embeddings", tuple((f"embeddings/{name}", n) for name, n in embeddings), 0.0)]
-    layers.append(_norm("embeddings_norm", width, tokens))
+    layers.append(norm("embeddings_norm", width, tokens))
     for number in range(12):
         layers += _attention(f"layer{number}/attention", width, tokens, tokens)
         layers += _feed_forward(f"layer{number}", width, inner, tokens)
-    return [*layers, _dense("pooler", width, width, 1)]
+    return [*layers, dense("pooler", width, width, 1)]
 
 
 def transformer_base(tokens: int = 256) -> list[Layer]:
@@ -36,29 +36,20 @@ def transformer_base(tokens: int = 256) -> list[Layer]:
         layers += _attention(f"decoder{number}/attention", width, tokens, tokens)
         layers += _attention(f"decoder{number}/cross", width, tokens, tokens)
         layers += _feed_forward(f"decoder{number}", width, inner, tokens)
-    return [*layers, _dense("output", width, _VOCABULARY, tokens, bias=False)]
-
-
-def _dense(name: str, inputs: int, outputs: int, tokens: int, bias: bool = True) -> Layer:
-    tensors = ((f"{name}/kernel", inputs * outputs), *(((f"{name}/bias", outputs),) if bias else ()))
-    return Layer(name, tensors, float(inputs * outputs * tokens))
-
-
-def _norm(name: str, width: int, tokens: int) -> Layer:
-    return Layer(name, ((f"{name}/gamma", width), (f"{name}/beta", width)), 2.0 * width * tokens)
+    return [*layers, dense("output", width, _VOCABULARY, tokens, bias=False)]
 
 
 def _attention(name: str, width: int, tokens: int, others: int) -> list[Layer]:
-    projections = [_dense(f"{name}/{part}", width, width, tokens) for part in ("query", "key", "value", "output")]
+    projections = [dense(f"{name}/{part}", width, width, tokens) for part in ("query", "key", "value", "output")]
     # The scores and their product with the values, which have no parameters, count with the projection after them.
     last = projections[-1]
     projections[-1] = Layer(last.name, last.tensors, last.forward_macs + 2.0 * tokens * others * width)
-    return [*projections, _norm(f"{name}/norm", width, tokens)]
+    return [*projections, norm(f"{name}/norm", width, tokens)]
 
 
 def _feed_forward(name: str, width: int, inner: int, tokens: int) -> list[Layer]:
     return [
-        _dense(f"{name}/inner", width, inner, tokens),
-        _dense(f"{name}/outer", inner, width, tokens),
-        _norm(f"{name}/norm", width, tokens),
+        dense(f"{name}/inner", width, inner, tokens),
+        dense(f"{name}/outer", inner, width, tokens),
+        norm(f"{name}/norm", width, tokens),
     ]

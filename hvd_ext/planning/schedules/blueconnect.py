@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.registry import Card
-from hvd_ext.planning.stages import Stage, method_of, staged_plan, stages_of
+from hvd_ext.planning.stages import method_of, staged_plan, stages_of
 from hvd_ext.topology.tree import Tree
 
 card = Card(
@@ -22,14 +22,10 @@ P = 4 on 2 hosts, |P| = 2 x 2, chunks a b c d:
 )
 
 
-def _falls_back(stages: tuple[Stage, ...]) -> bool:
-    return any(not stage.follows for stage in stages)
-
-
 def build(tree: Tree) -> LogicalPlan:
     """A plan of P units, whose note has the factorisation; Eq. 3 decides whether a stage is a ring or recursive."""
     stages = stages_of(tree)
-    if _falls_back(stages):
+    if not all(stage.follows for stage in stages):
         note = "no factorisation follows the topology (its lowest level is uneven): falls back to one ring"
         return staged_plan("blueconnect", tree, stages, ["ring"], note)
     factors = " x ".join(str(stage.degree) for stage in stages)

@@ -99,7 +99,7 @@ def _targets(
 
 def _reduces(node: Node, shards: dict[int, tuple[int, int]], target: dict[int, tuple[int, int]]) -> list[Call]:
     """One reduce for each sub-range that has the same owner and holders throughout (find_bounds() of Fig. 3)."""
-    holders_of = [_holders(child, shards) for child in node.children]
+    holders_of = [_sorted_ranges({rank: shards[rank] for rank in child.ranks}) for child in node.children]
     owner_begins, owners = _sorted_ranges(target)
     cuts = np.unique(np.concatenate([owner_begins, *(begins for begins, _ in holders_of)]))
     ends = np.append(cuts[1:], max(end for _, end in target.values()))
@@ -119,10 +119,6 @@ def _reduces(node: Node, shards: dict[int, tuple[int, int]], target: dict[int, t
             group = group[branch + 1 :] + group[: branch + 1]
         calls.append(Call("reduce", group, (Span(begin, end - begin),), root))
     return calls
-
-
-def _holders(child: Node, shards: dict[int, tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    return _sorted_ranges({rank: shards[rank] for rank in child.ranks})
 
 
 def _sorted_ranges(ranges: dict[int, tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

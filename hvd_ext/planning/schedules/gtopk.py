@@ -26,7 +26,7 @@ def build(tree: Tree) -> LogicalPlan:
     if tree.size == 1:
         return dense(tree)
     ranks, buffer = tree.ranks, (Span(0, 1),)
-    levels = [sparse_stages.selects(ranks, dict.fromkeys(ranks, (0, 1)))]
+    levels = [sparse_stages.local("select", ranks, dict.fromkeys(ranks, (0, 1)))]
     for step in range((tree.size - 1).bit_length()):
         half = 1 << step
         pairs = [(ranks[i], ranks[i + half]) for i in range(0, tree.size - half, 2 * half)]

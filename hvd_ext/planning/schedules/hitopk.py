@@ -39,25 +39,22 @@ def build(tree: Tree, *, gather: str = "dense", height: int = sparse_stages.HOST
     if len(members) == 1:
         return sparse_stages.dense_plan("hitopk", tree, height)
     units = sparse_stages.units_of(members)
-    up, shards = sparse_stages.up(tree, members, units)
-    middle = (sparse_stages.selects(tree.ranks, shards), sparse_stages.exchange(members, shards))
+    up, shards = sparse_stages.up(tree, height, units)
+    middle = (sparse_stages.local("select", tree.ranks, shards), sparse_stages.exchange(members, shards))
     plan = LogicalPlan("hitopk", "allreduce", tree.size, units, (*up, *middle))
     if not up:
         return plan
     if gather == "dense":
         down = [reversed_level(level, level.name.replace("reduce-scatter", "all-gather")) for level in reversed(up)]
         return replace(plan, levels=(*plan.levels, *down), note="whole shards are gathered in hosts")
+    spans = {rank: Span(begin, end - begin) for rank, (begin, end) in shards.items()}
     calls = [
-        Call("sparse_all_gather", party.ranks, tuple(_span(*shards[rank]) for rank in party.ranks), method="direct")
+        Call("sparse_all_gather", party.ranks, tuple(spans[rank] for rank in party.ranks), method="direct")
         for party in members
         if len(party.ranks) > 1
     ]
     down = [Level(tuple(calls), "all-gather in hosts")]
     return replace(plan, levels=(*plan.levels, *down), note="what is not 0 is gathered in hosts")
-
-
-def _span(begin: int, end: int) -> Span:
-    return Span(begin, end - begin)
 
 
 def dense(tree: Tree, height: int = sparse_stages.HOSTS) -> LogicalPlan:

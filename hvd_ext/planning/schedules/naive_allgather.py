@@ -28,7 +28,7 @@ def build(tree: Tree) -> LogicalPlan:
         return dense(tree)
     members = sparse_stages.parties(tree, 0)
     shards = dict.fromkeys(tree.ranks, (0, 1))
-    levels = sparse_stages.selects(tree.ranks, shards), sparse_stages.exchange(members, shards)
+    levels = sparse_stages.local("select", tree.ranks, shards), sparse_stages.exchange(members, shards)
     return LogicalPlan("naive_allgather", "allreduce", tree.size, 1, levels)
 
 

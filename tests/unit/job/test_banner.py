@@ -16,8 +16,8 @@ from hvd_ext.job.partial_rounds import lost
 from hvd_ext.options import Options
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.planning import planner
-from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.layout import BucketLayout, Layout, Selection
+from hvd_ext.planning.planner import Choice
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.topology.tree import from_hosts
 

@@ -13,18 +13,18 @@ import pytest
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import buckets
-from hvd_ext.planning.buckets import DEFAULT_BUCKET_NBYTES, Bucket, BucketPlan, Request
+from hvd_ext.planning.buckets import DEFAULT_BUCKET_NBYTES, Bucket, Request
 from hvd_ext.planning.cost.lane import line
 from hvd_ext.planning.tensors import DTYPES, Tensor
 
 
-def by_size(some: Sequence[Tensor], bucket_nbytes: int = DEFAULT_BUCKET_NBYTES) -> BucketPlan:
+def by_size(some: Sequence[Tensor], bucket_nbytes: int = DEFAULT_BUCKET_NBYTES) -> tuple[Bucket, ...]:
     return buckets.plan(Request(some, bucket_nbytes), "by_size")
 
 
 def by_groups(
     some: Sequence[Tensor], groups: Any, bucket_nbytes: int = DEFAULT_BUCKET_NBYTES, sparse: Collection[int] = ()
-) -> BucketPlan:
+) -> tuple[Bucket, ...]:
     return buckets.plan(Request(some, bucket_nbytes, groups, sparse), "by_groups")
 
 
@@ -44,27 +44,27 @@ def tensors(*sizes: int, dtype: str = "float32") -> list[Tensor]:
 def test_buckets_of_a_size_fill_from_the_last_tensor_to_the_first(
     sizes: tuple[int, ...], bucket_nbytes: int, made: list[tuple[int, ...]]
 ) -> None:
-    assert [bucket.tensors for bucket in by_size(tensors(*sizes), bucket_nbytes).buckets] == made
+    assert [bucket.tensors for bucket in by_size(tensors(*sizes), bucket_nbytes)] == made
 
 
 def test_each_dtype_has_its_own_buckets_in_the_order_in_which_they_fill() -> None:
     dtypes = ("float16", "float32", "float16", "float32")
     mixed = [Tensor(str(index), (1,), dtype) for index, dtype in enumerate(dtypes)]
-    assert by_size(mixed, 100).buckets == (Bucket("float32", (3, 1), 8), Bucket("float16", (2, 0), 4))
+    assert by_size(mixed, 100) == (Bucket("float32", (3, 1), 8), Bucket("float16", (2, 0), 4))
 
 
 def test_a_number_of_groups_has_about_equal_bytes_and_none_is_empty() -> None:
     plan = by_groups(tensors(10, 10, 20, 10, 30), 2)
-    assert plan.buckets == (Bucket("float32", (4, 3), 160), Bucket("float32", (2, 1, 0), 160))
-    assert [bucket.tensors for bucket in by_groups(tensors(0, 0, 0, 100), 3).buckets] == [(3,), (2,), (1, 0)]
-    assert [bucket.tensors for bucket in by_groups(tensors(1, 2), 7).buckets] == [(1,), (0,)]
-    assert by_groups([], 3).buckets == ()
+    assert plan == (Bucket("float32", (4, 3), 160), Bucket("float32", (2, 1, 0), 160))
+    assert [bucket.tensors for bucket in by_groups(tensors(0, 0, 0, 100), 3)] == [(3,), (2,), (1, 0)]
+    assert [bucket.tensors for bucket in by_groups(tensors(1, 2), 7)] == [(1,), (0,)]
+    assert by_groups([], 3) == ()
 
 
 def test_a_group_of_two_dtypes_is_two_buckets_and_the_rest_goes_by_size() -> None:
     mixed = [Tensor("kernel", (4,), dtype) for dtype in ("float32", "float64", "float32", "float32")]
     wanted = Bucket("float32", (2,), 16), Bucket("float64", (1,), 32), Bucket("float32", (3, 0), 32)
-    assert by_groups(mixed, [[0, 1, 3], []], 16).buckets == wanted
+    assert by_groups(mixed, [[0, 1, 3], []], 16) == wanted
     infos = tensors(10, 3, 20, 7, 0, 30)
     assert by_groups(infos, [], 64) == by_size(infos, 64)
 
@@ -96,8 +96,8 @@ def test_every_bucketer_puts_each_tensor_into_one_bucket_of_its_dtype_or_says_wh
         return
     plan, infos = buckets.plan(request, name), request.tensors
     assert plan == buckets.plan(request, name)
-    assert sorted(index for bucket in plan.buckets for index in bucket.tensors) == list(range(len(infos)))
-    for bucket in plan.buckets:
+    assert sorted(index for bucket in plan for index in bucket.tensors) == list(range(len(infos)))
+    for bucket in plan:
         assert {infos[index].dtype for index in bucket.tensors} == {bucket.dtype}
         assert bucket.nbytes == sum(infos[index].elements * DTYPES[bucket.dtype].nbytes for index in bucket.tensors)
         if request.groups is None and name == "by_size":
@@ -106,7 +106,7 @@ def test_every_bucketer_puts_each_tensor_into_one_bucket_of_its_dtype_or_says_wh
         assert len({index in request.sparse for index in bucket.tensors}) == 1
         places = [request.order.index(index) for index in bucket.tensors]
         assert places == sorted(places)
-    ready = [max(request.order.index(index) for index in bucket.tensors) for bucket in plan.buckets]
+    ready = [max(request.order.index(index) for index in bucket.tensors) for bucket in plan]
     assert ready == sorted(ready)
 
 
@@ -134,7 +134,7 @@ def test_what_is_ready_first_goes_first_whatever_its_layer(
     name: str, settings: dict[str, Any], made: list[tuple[int, ...]]
 ) -> None:
     request = Request(tensors(10, 20, 30, 40), **{"bucket_nbytes": 1000, **settings}, ready_s=[1.0, 2.0, 4.0, 3.0])
-    assert [bucket.tensors for bucket in buckets.plan(request, name).buckets] == made
+    assert [bucket.tensors for bucket in buckets.plan(request, name)] == made
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Reduce-scatter, all-gather and all-to-all as collectives of their own, evenly and unevenly divided."""
+"""Reduce-scatter, all-gather, all-to-all and broadcast as collectives of their own, evenly and unevenly divided."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.ir import COUNT, OPCODE, PEER, ROUND, SEND
 from hvd_ext.planning.lower import rounds_of, rows_of
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
-from hvd_ext.planning.planner import all_gather_plan, all_to_all_plan, prove, reduce_scatter_plan
+from hvd_ext.planning.planner import all_gather_plan, all_to_all_plan, broadcast_plan, prove, reduce_scatter_plan
 from hvd_ext.planning.verify import verify
 from hvd_ext.topology.tree import Tree
 from tests.unit.planning.clusters import one_host, random_tree, uneven_hosts
 from tests.unit.planning.interpreter import Ranks, inputs
 
-TREES = [uneven_hosts(size) for size in (1, 2, 3, 5, 8, 13)] + [random_tree(seed, 20) for seed in range(6)]
+TREES = [uneven_hosts(size) for size in range(1, 17)] + [random_tree(seed, 24) for seed in range(10)]
 
 
 def uneven_begins(units: int) -> list[int]:
@@ -28,7 +28,8 @@ def uneven_begins(units: int) -> list[int]:
 
 @pytest.mark.parametrize("tree", TREES, ids=Tree.describe)
 def test_they_are_proven_on_any_tree(tree: Tree) -> None:
-    for plan in (reduce_scatter_plan(tree), all_gather_plan(tree), all_to_all_plan(tree)):
+    broadcasts = [broadcast_plan(tree, root) for root in sorted({0, tree.size // 2, tree.size - 1})]
+    for plan in (reduce_scatter_plan(tree), all_gather_plan(tree), all_to_all_plan(tree), *broadcasts):
         assert prove(plan)
         assert segment_nbytes(plan, 1 << 20, tree) % 64 == 0
 

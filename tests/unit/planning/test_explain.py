@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from hvd_ext.commands.plan import app, cluster_of, links_line, size_of
 from hvd_ext.planning import planner, registry
-from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.explain import LinkKind, as_json, draw, explain, kinds, links
+from hvd_ext.planning.planner import Choice
 from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Node, Tree, from_hosts, leaf
-from tests.unit.planning.clusters import dense_plans, even_tree, large_tree, one_host, random_tree
+from tests.unit.planning.clusters import dense_plans, even_tree, large_tree, one_host, random_tree, sparse_plans
 
 YAML = """\
 name: cluster
@@ -148,12 +148,12 @@ def test_a_drawing_shows_who_gets_what() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_every_plan_can_be_drawn_and_ends_with_all_ranks_full(seed: int) -> None:
     tree = random_tree(seed, most_leaves=12)
-    for plan in dense_plans(tree):
+    for plan in [*dense_plans(tree), *sparse_plans(tree)]:
         filled: dict[str, set[int]] = {}
         for rank, bar, _ in (line.split("|") for line in draw(plan).splitlines() if "|" in line):
             filled.setdefault(rank, set()).update(index for index, cell in enumerate(bar) if cell == "#")
             width = len(bar)
-        assert len(filled) == (tree.size if tree.size > 1 else 0)
+        assert len(filled) == (tree.size if plan.levels else 0)
         assert all(cells == set(range(width)) for cells in filled.values()), draw(plan)
     assert draw(planner.all_to_all_plan(tree)).startswith("pairwise: all_to_all")
     assert draw(planner.reduce_scatter_plan(tree)).startswith("ring: reduce_scatter")

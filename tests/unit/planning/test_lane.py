@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hvd_ext.planning import lane_prices, planner, registry
-from hvd_ext.planning.cost import lane, simulate
+from hvd_ext.planning.cost import lane, load_of, simulate
 from hvd_ext.planning.cost.lane import InLane, Parts, line, parts_of, recursion, table, times_in_lane
 from hvd_ext.planning.cost.sparse import Sparsity
 from hvd_ext.planning.grain import segment_nbytes
@@ -25,8 +25,7 @@ def slow(hosts: str, message_s: float = 0.0) -> Tree:
 
 
 def price(plan: LogicalPlan, tree: Tree, nbytes: int, segment: int | None = None) -> Parts:
-    load = lambda: planner.profile_of(tree, plan.algorithm)  # noqa: E731
-    return parts_of(plan, tree, nbytes, segment_nbytes(plan, nbytes, tree) if segment is None else segment, load)
+    return parts_of(plan, tree, nbytes, segment_nbytes(plan, nbytes, tree) if segment is None else segment)
 
 
 def test_hold_and_tail_come_from_two_equal_buckets() -> None:
@@ -68,7 +67,7 @@ def test_large_clusters_have_the_prices_of_their_profiles() -> None:
     for nbytes in (1000, 1 << 20):
         segment = segment_nbytes(plan, nbytes, tree)
         found = price(plan, tree, nbytes)
-        assert found.seconds == pytest.approx(planner.profile_of(tree, "blueconnect").price_s(nbytes, segment))
+        assert found.seconds == pytest.approx(load_of(plan, tree).price_s(nbytes, segment))
         assert 0 < found.hold_s <= found.seconds
     assert price(plan, tree, 0) == Parts(0.0, 0.0)
 
@@ -104,8 +103,8 @@ def test_prices_never_fall_with_the_size(tree: Tree) -> None:
     sizes = np.geomspace(1, 1e9, 200)
     sparsity = Sparsity(0.01)
     tables = [lane_prices.dense_table(tree, name) for name in ("ring", "two_level")]
-    tables += [made(tree, "hitopk", sparsity, 1) for made in (lane_prices.sparse_table, lane_prices.companion_table)]
-    best = lane_prices.best_table(tree)
+    tables += [lane_prices.sparse_table(tree, "hitopk", sparsity, 1, selects=selects) for selects in (True, False)]
+    best = lane_prices.dense_table(tree, "auto")
     for one in [*tables, best]:
         hold_s, tail_s = one.parts_s(sizes)
         assert (np.diff(hold_s) >= 0).all()

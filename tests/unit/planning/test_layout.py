@@ -101,11 +101,6 @@ def test_it_prints_a_line_for_each_bucket() -> None:
     assert str(example(places=[])) == "no tensors are sent"
 
 
-def test_an_algorithm_that_there_is_not_is_refused() -> None:
-    with pytest.raises(PlanError, match="nonsense"):
-        example(algorithm="nonsense")
-
-
 def written(**settings: Any) -> dict[str, Any]:
     """A layout as it is read from a file."""
     values: dict[str, Any] = json.loads(json.dumps(example(**settings).to_json()))

@@ -61,19 +61,18 @@ def test_a_root_outside_the_group_takes_over_from_the_last_rank(method: Method) 
     verify(LogicalPlan("test", "allreduce", 4, 2, (first, second, reversed_level(second), reversed_level(first))))
 
 
-def of_8(kind: Literal["reduce_scatter", "all_gather"]) -> LogicalPlan:
-    """A plan of one recursive call on 8 ranks."""
+@pytest.mark.parametrize("kind", ["reduce_scatter", "all_gather"])
+def test_a_recursive_call_sends_each_byte_as_often_as_the_ring_and_neighbouring_spans_as_one_message(
+    kind: Literal["reduce_scatter", "all_gather"],
+) -> None:
     call = Call(kind, tuple(range(8)), tuple(Span(rank, 1) for rank in range(8)), method="recursive")
-    return LogicalPlan("test", kind, 8, 8, (Level((call,)),))
-
-
-def test_recursive_halving_sends_each_byte_as_often_as_the_ring_in_few_rows() -> None:
-    plan = of_8("reduce_scatter")
+    plan = LogicalPlan("test", kind, 8, 8, (Level((call,)),))
     verify(plan)
     for rank in range(8):
         sends = (rows := rows_of(plan, rank))[rows[:, OPCODE] == SEND]
         assert sends[:, COUNT].sum() == 7
         assert len(sends) <= 2 * 3
+    assert max(rows_of(plan, 0)[:, COUNT].tolist()) == 4
 
 
 def test_calls_of_one_level_start_in_the_same_round() -> None:
@@ -84,12 +83,6 @@ def test_calls_of_one_level_start_in_the_same_round() -> None:
     verify(plan)
     assert [rows_of(plan, rank)[0, ROUND] for rank in (1, 4)] == [0, 0]
     assert rows_of(plan, 3)[:, ROUND].tolist() == [0, 2]
-
-
-def test_neighbouring_spans_travel_as_one_message() -> None:
-    plan = of_8("all_gather")
-    verify(plan)
-    assert max(rows_of(plan, 0)[:, COUNT].tolist()) == 4
 
 
 def test_one_rank_of_a_large_cluster_needs_no_other_ranks_rows() -> None:

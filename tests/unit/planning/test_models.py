@@ -8,13 +8,13 @@ import pytest
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import models
-from hvd_ext.planning.models import googlenet, resnet50, transformers, vgg19
+from hvd_ext.planning.models import convolutional, transformers
 
 # the parameters of Keras' applications and of Hugging Face's BertModel, and Caffe's GoogleNet with both side branches
 KNOWN = {
-    "resnet50": (resnet50.layers, 161, 25_557_032, 3.88e9),
-    "vgg19": (vgg19.layers, 38, 143_667_240, 19.63e9),
-    "googlenet": (googlenet.layers, 128, 13_378_280, 1.59e9),
+    "resnet50": (convolutional.resnet50, 161, 25_557_032, 3.88e9),
+    "vgg19": (convolutional.vgg19, 38, 143_667_240, 19.63e9),
+    "googlenet": (convolutional.googlenet, 128, 13_378_280, 1.59e9),
     "bert_base": (transformers.bert_base, 199, 109_482_240, 11.2e9),
     "transformer_base": (transformers.transformer_base, 255, 110_186_496, 18.1e9),
 }

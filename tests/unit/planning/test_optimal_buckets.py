@@ -84,9 +84,9 @@ def test_theorem_1_of_mgwfbp_is_not_optimal(name: str, made: list[tuple[int, ...
     tensors = [Tensor(name, (1,), "float32") for name in ("first", "middle", "last")]
     ready_s, price = [4.0, 2.0, 1.0], line(2.0, 0.25)
     plan = buckets.plan(Request(tensors, ready_s=ready_s, price=lambda kind: price), name)
-    assert [bucket.tensors for bucket in plan.buckets] == made
+    assert [bucket.tensors for bucket in plan] == made
     free_s = 0.0
-    for bucket in plan.buckets:
+    for bucket in plan:
         free_s = max(free_s, max(ready_s[index] for index in bucket.tensors)) + 2.0 + bucket.nbytes * 0.25
     assert free_s == end_s
 
@@ -118,4 +118,4 @@ def test_it_says_what_it_lacks() -> None:
         buckets.plan(Request(tensors, ready_s=[0.0] * 3, price=lambda kind: price), "optimal")
     with pytest.raises(PlanError, match="it does not support groups"):
         buckets.plan(Request(tensors[:1], groups=1, ready_s=[0.0], price=lambda kind: price), "mgwfbp")
-    assert buckets.plan(Request([], ready_s=[], price=lambda kind: price), "optimal").buckets == ()
+    assert buckets.plan(Request([], ready_s=[], price=lambda kind: price), "optimal") == ()

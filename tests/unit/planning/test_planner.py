@@ -14,12 +14,12 @@ import hvd_ext.simulation
 import hvd_ext.topology
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import planner, registry
-from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import level_profile, profile, simulate
 from hvd_ext.planning.grain import segment_nbytes
-from hvd_ext.planning.limits import stands_for
+from hvd_ext.planning.limits import MOST_SIMULATED, size_class, stands_for
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
+from hvd_ext.planning.planner import Choice
 from hvd_ext.topology.tree import ETHERNET, Link, Tree, from_hosts
 from tests.unit.planning.clusters import dense_plans, even_tree, large_tree, one_host, uneven_hosts
 
@@ -97,7 +97,7 @@ def test_auto_prices_large_clusters_from_the_calls_of_their_levels() -> None:
 
 def test_buckets_of_near_sizes_take_one_choice() -> None:
     classes = {0: 1, 1: 1, 2: 2, 3: 4, 724: 512, 725: 1024, 1448: 1024, 1449: 2048}
-    assert {nbytes: planner.size_class(nbytes) for nbytes in classes} == classes
+    assert {nbytes: size_class(nbytes) for nbytes in classes} == classes
     tree = even_tree(2, 3)
     assert planner.allreduce_plan(tree, "auto", 9_000_001) is planner.allreduce_plan(tree, "auto", 8 << 20)
     assert planner.allreduce_plan(tree, "auto", 1000) is not planner.allreduce_plan(tree, "auto", 8 << 20)
@@ -133,7 +133,7 @@ def test_of_equal_prices_the_plan_that_burdens_no_master_is_taken() -> None:
 @pytest.mark.parametrize("size", [4, 8, 1 << 20, 1 << 23, 1 << 39])
 def test_a_choice_says_for_which_sizes_it_stands(size: int) -> None:
     first, last = (int(number) for number in re.findall(r"\d+", stands_for(size)))
-    assert [planner.size_class(n) for n in (first - 1, first, last, last + 1)] == [size // 2, size, size, 2 * size]
+    assert [size_class(n) for n in (first - 1, first, last, last + 1)] == [size // 2, size, size, 2 * size]
     assert stands_for(size, size).startswith("one choice for 0 to ")
 
 
@@ -149,7 +149,7 @@ def test_small_clusters_are_simulated_and_larger_ones_profiled(degrees: tuple[in
     plan = registry.get("flexreduce").build(tree)
     grain = segment_nbytes(plan, nbytes, tree)
     expected = simulate(plan, tree, nbytes, grain).seconds
-    if tree.size > planner.MOST_SIMULATED:
+    if tree.size > MOST_SIMULATED:
         expected = profile(plan, tree).price_s(nbytes, grain)
     found = planner.price(tree, "flexreduce", nbytes)
     assert found.seconds == expected

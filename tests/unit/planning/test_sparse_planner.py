@@ -37,6 +37,8 @@ def test_the_break_even_lies_where_the_prices_meet(name: str) -> None:
     chosen = sparse_plan(TREE, name, 1 << 22, 0.01, 8.0)
     nbytes, dense_s = 1 << 22, dict(chosen.candidates)["dense"]
     assert isinstance(dense_s, float)
+    assert [candidate for candidate, _ in chosen.candidates] == [*registry.sparse_names(), "dense"]
+    assert dict(chosen.candidates)[name] == sparse_price(chosen.plan, TREE, nbytes, Sparsity(0.01, 8.0)).seconds
     assert 0.01 < chosen.dense_above < 1
     sparsities = [Sparsity(chosen.dense_above * factor, 8.0) for factor in (0.97, 1.03)]
     below, above = (sparse_price(chosen.plan, TREE, nbytes, sparsity).seconds for sparsity in sparsities)
@@ -44,12 +46,6 @@ def test_the_break_even_lies_where_the_prices_meet(name: str) -> None:
     assert chosen.algorithm == chosen.plan.algorithm == chosen.dense.algorithm == name
     assert chosen.why.startswith("at density 0.01 ")
     assert f"dense from density {chosen.dense_above:.3g} on" in chosen.why
-
-
-def test_candidates_are_all_sparse_schedules_and_the_dense_plan() -> None:
-    chosen = sparse_plan(TREE, "hitopk", 1 << 22, 0.01)
-    assert [name for name, _ in chosen.candidates] == [*registry.sparse_names(), "dense"]
-    assert dict(chosen.candidates)["hitopk"] == sparse_price(chosen.plan, TREE, 1 << 22, Sparsity(0.01)).seconds
 
 
 @pytest.mark.parametrize(("density", "gather"), [(0.001, "sparse"), (0.95, "dense")])
@@ -70,7 +66,6 @@ def test_the_dense_plan_is_taken_at_every_density_where_nothing_is_saved_and_at_
 def test_buckets_of_near_sizes_take_one_choice() -> None:
     assert sparse_plan(TREE, "hitopk", 9_000_001, 0.01) is sparse_plan(TREE, "hitopk", 8 << 20, 0.01)
     assert sparse_plan(TREE, "hitopk", 0, 0.01) is sparse_plan(TREE, "hitopk", 4096, 0.01)
-    assert planner.sparse_plan is sparse_plan
 
 
 def racks(host: Link) -> Tree:
@@ -251,11 +246,7 @@ def test_a_size_that_is_no_number_of_elements_is_refused_and_another_is_not_roun
     assert "; one choice for 0 to 5792 bytes" in sparse_plan(TREE, "hitopk", 8).why
 
 
-@pytest.mark.parametrize("name", registry.sparse_names())
-def test_every_sparse_plan_can_be_drawn(name: str) -> None:
-    for plan in (*registry.sparse(name).variants(TREE), registry.sparse(name).dense(TREE)):
-        last = draw(plan).splitlines()[-1].split("|")[1]
-        assert set(last) == {"#"}
+def test_a_merge_is_drawn_at_the_rank_that_gets_the_sum() -> None:
     assert "  rank   1 |.| {0 1}" in draw(gtopk.build(TREE)).splitlines()
 
 

@@ -167,9 +167,4 @@ def test_two_ranks_exchange_one_message_a_round_whatever_a_third_host_cuts(name:
 
 
 def test_on_one_host_hitopk_drops_nothing() -> None:
-    plan = hitopk.build(one_host(4))
-    assert plan == hitopk.dense(one_host(4))
-    data = data_of(4, 31)
-    ranks = run(plan, data)
-    assert np.array_equal(ranks.data[0], data.sum(axis=0))
-    assert not ranks.residuals.any()
+    assert hitopk.build(one_host(4)) == hitopk.dense(one_host(4))

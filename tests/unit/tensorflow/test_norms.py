@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_ext.planning.models import resnet50
+from hvd_ext.planning.models.convolutional import resnet50
 from hvd_ext.tensorflow import norms, ops, sharing
 
 LENGTHS = [0, 1, 31, 32, 33, 1000, 65535, 65536, 65537, 3 * 65536 + 5]
@@ -45,7 +45,7 @@ def test_blocks_in_any_order_add_up_to_the_same_bits() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 16, 48, 64])
 def test_the_largest_share_of_resnet_50_is_near_the_mean(ranks: int) -> None:
-    sizes = [elements for layer in resnet50.layers() for _, elements in layer.tensors] * 2
+    sizes = [elements for layer in resnet50() for _, elements in layer.tensors] * 2
     parts, counts = norms.division([sizes], ranks)
     assert sorted(block for part in parts for block in part) == list(range(sum(counts)))
     costs = [min(norms.BLOCK, size - begin) for size in sizes for begin in range(0, size, norms.BLOCK)]

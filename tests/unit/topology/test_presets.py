@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hvd_ext.errors import TopologyError
@@ -51,6 +53,12 @@ def test_more_hosts_are_copies_of_those_that_are_there() -> None:
 def test_fewer_ranks_than_a_host_are_a_part_of_this_host() -> None:
     assert hosts(scaled(preset("commlib"), 4)) == [4]
     assert scaled(preset("commlib"), 4).root.link == preset("commlib").root.children[0].link
+
+
+def test_a_host_that_becomes_the_root_has_no_port() -> None:
+    root = cluster([2, 2], SHARED_MEMORY, ETHERNET).root
+    hosts_with_ports = tuple(replace(host, port=ETHERNET) for host in root.children)
+    assert scaled(Tree(replace(root, children=hosts_with_ports)), 2).root.port is None
 
 
 def test_racks_are_filled_one_after_the_other() -> None:
