@@ -143,7 +143,7 @@ def test_another_number_of_ranks_holds_the_scaled_sum_on_rank_0(op: Any) -> None
     Held(channel, GradientOptions(op=op, sync="solo"), job).load(None, lambda: states)
     scale = (job.engine.size / 4 if op == Average else 1.0) * (job.engine.rank == 0)
     held = {"a": np.empty(2, np.float32), "b": np.empty(3, half.dtype)}
-    for number, tensor in enumerate(channel.sent_tensors):
+    for number, tensor in enumerate(channel.layout.engine_tensors):
         job.engine.read_held(channel.handle, number, held[tensor.name])
     assert_equal([held["a"], held["b"].astype(np.float32)], [[6 * scale, 4 * scale], [scale, 2 * scale, 3 * scale]])
     assert rounds(None, lambda: states) == 17

@@ -48,7 +48,7 @@ class Held:
         if self._auto is not None:
             state[_QUORUM] = np.array(self._auto.quorum)
         if engine.holds(handle):
-            for number, tensor in enumerate(self._channel.sent_tensors):
+            for number, tensor in enumerate(self._channel.layout.engine_tensors):
                 array = _empty(tensor)
                 engine.read_held(handle, number, array)
                 state[_key(number, tensor)] = _plain(array)
@@ -85,7 +85,7 @@ class Held:
                 scale = self._job.engine.size / int(state[_RANKS])
             for number, values in _by_number(self._channel, state).items():
                 totals[number] = totals.get(number, 0) + values.astype(np.float64)
-        tensors = self._channel.sent_tensors
+        tensors = self._channel.layout.engine_tensors
         return {number: (total * scale).astype(_dtype(tensors[number])) for number, total in totals.items()}
 
     def _write(self, arrays: dict[int, np.ndarray]) -> None:
@@ -102,7 +102,7 @@ class Delayed:
         if tf.compat.v1.executing_eagerly_outside_functions():  # a session's variables would need an initializer
             with tf.init_scope(), tf.device("CPU:0"):
                 self._has_result = tf.Variable(False, trainable=False, name="hvd_ext_delayed")
-        self._set_result([np.zeros(tensor.shape, _dtype(tensor)) for tensor in channel.sent_tensors])
+        self._set_result([np.zeros(tensor.shape, _dtype(tensor)) for tensor in channel.layout.engine_tensors])
 
     @property
     def is_there(self) -> bool:
@@ -125,7 +125,7 @@ class Delayed:
             return {}
         arrays = self._collected()
         self._set_result(arrays)
-        saved = {_key(n, tensor): _plain(arrays[n]) for n, tensor in enumerate(self._channel.sent_tensors)}
+        saved = {_key(n, tensor): _plain(arrays[n]) for n, tensor in enumerate(self._channel.layout.engine_tensors)}
         return {_RANKS: np.array(self._job.engine.size), **saved}
 
     def load(self, local: Arrays | None, of_ranks: Everyone) -> None:
@@ -154,7 +154,7 @@ class Delayed:
         return results
 
     def _collected(self) -> list[np.ndarray]:
-        arrays = [_empty(tensor) for tensor in self._channel.sent_tensors]
+        arrays = [_empty(tensor) for tensor in self._channel.layout.engine_tensors]
         newest = self._job.engine.progress(self._channel.handle).step  # it may still be under way
         self._job.engine.collect(self._channel.handle, newest, arrays)
         return arrays
@@ -195,7 +195,7 @@ def _plain(array: np.ndarray) -> np.ndarray:
 def _by_number(channel: Channel, arrays: Arrays) -> dict[int, np.ndarray]:
     """Give the saved arrays of a channel's tensors by their numbers; names may have changed since (`dense_20`)."""
     saved = {int(key.split("/", 1)[0]): array for key, array in arrays.items() if "/" in key}
-    tensors = channel.sent_tensors
+    tensors = channel.layout.engine_tensors
     return {
         number: np.ascontiguousarray(saved[number]).view(_dtype(tensors[number])).reshape(tensors[number].shape)
         for number in sorted(saved)

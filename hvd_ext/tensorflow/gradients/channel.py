@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from hvd_ext.engine.partial import Partial
     from hvd_ext.planning.layout import Layout
     from hvd_ext.planning.step_times import StepTimes
-    from hvd_ext.planning.tensors import Tensor
 
 # A gradient of this size is handed over alone, as soon as it is there. Smaller ones of a bucket are handed over in one
 # op, because the op would cost more than the copy.
@@ -81,7 +80,6 @@ class Channel:
                 self.whole = tf.Variable(False, trainable=False, name="hvd_ext_topk_whole")
         self._owner = owner
         self._handle: int | None = handle
-        self._number = {place: number for number, place in enumerate(layout.sent_tensors)}  # the engine's numbers
         # what one op hands over and collects; right in any layout, and made for the first
         self._collected = [bucket.tensors for bucket in layout.buckets]
         self._handed_over = [handed_over(layout, places) for places in self._collected]
@@ -90,11 +88,6 @@ class Channel:
     def is_open(self) -> bool:
         """Whether the channel was not closed and its engine still runs."""
         return self._handle is not None and self._owner.running
-
-    @property
-    def sent_tensors(self) -> list[Tensor]:
-        """The tensors of the engine's channel, by their numbers there."""
-        return [self.layout.tensors[place] for place in self.layout.sent_tensors]
 
     @property
     def steps(self) -> int:
@@ -273,12 +266,12 @@ class Channel:
         return ops.submit([ready[place] for place in places], channel=self.handle, tensors=self._numbers(places))
 
     def _numbers(self, places: Sequence[int]) -> list[int]:
-        return [self._number[place] for place in places]
+        return [self.layout.engine_numbers[place] for place in places]
 
     def _ready(self, place: int, gradient: tf.Tensor | None) -> tf.Tensor | None:
         about, kind = self.layout.tensors[place], self.kinds[place]
         if gradient is None:
-            return tf.zeros(about.shape, about.dtype) if place in self._number else None
+            return tf.zeros(about.shape, about.dtype) if place in self.layout.engine_numbers else None
         if kind == gradient_kinds.NONE:
             raise InvalidError(
                 f"gradient of {about.name!r}: no rank had it when channel {self.name!r} was opened, and now there is "
