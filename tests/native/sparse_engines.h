@@ -69,7 +69,7 @@ struct Bucket {
 };
 
 inline ChannelSpec SpecOf(const Bucket& bucket, int64_t plan, int64_t dense_plan) {
-  ChannelSpec spec = ChannelOf("SGD", bucket.tensors, {{DType::kFloat32, {}, ReduceOp::kSum, plan, 0, {}}});
+  ChannelSpec spec = ChannelOf("SGD", bucket.tensors, {SumOf(plan, 0, {})});
   for (size_t i = 0; i < bucket.tensors.size(); ++i) spec.buckets[0].tensors.push_back(static_cast<int64_t>(i));
   spec.buckets[0].sparse = bucket.sparse;
   spec.buckets[0].sparse->dense_plan = dense_plan;

@@ -279,7 +279,10 @@ TEST("top-k step: buckets that are not sound are refused with words") {
   refused("samplings (0)", [&](auto* s) { sparse(s)->samplings = 0; });
   refused("threshold (-1", [&](auto* s) { sparse(s)->threshold = -1; });
   refused("dense_above (-1", [&](auto* s) { sparse(s)->dense_above = -1; });
-  refused("momentum (1.0", [&](auto* s) { sparse(s)->has_momentum = sparse(s)->momentum = 1; });
+  refused("momentum (1.0", [&](auto* s) {
+    sparse(s)->has_momentum = true;
+    sparse(s)->momentum = 1;
+  });
   refused("dtype on the way (1)", [&](auto* s) { sparse(s)->value_wire = DType::kFloat64; });
   refused("indices (4)", [&](auto* s) { sparse(s)->indices = static_cast<SparseIndices>(4); });
   refused("was never added", [&](auto* s) { sparse(s)->dense_plan = fold + 1000; });
@@ -311,7 +314,7 @@ ChannelSpec ManyBuckets(Engine* engine, const Shape& shape) {
   ChannelSpec spec = ChannelOf("many", {100, 101, 102, 103, 0, 105, 106, 107, 108}, {});
   for (int i = 0; i < kBuckets; ++i) {
     const bool selects = i % 3 != 2;
-    spec.buckets.push_back({DType::kFloat32, {}, ReduceOp::kSum, selects ? sparse : dense, 64, {i}});
+    spec.buckets.push_back(SumOf(selects ? sparse : dense, 64, {i}));
     if (!selects) continue;
     spec.buckets.back().sparse = SparseSpec{};
     spec.buckets.back().sparse->dense_plan = fold;

@@ -59,8 +59,7 @@ const std::string kLimit = ", longer than the limit (0.8 s, HVD_EXT_STALL_FATAL_
 
 ChannelSpec TwoBuckets(int64_t plan) {
   return ChannelOf("Adam", {4, 4, 4, 4, 4, 4, 4, 4},
-                   {{DType::kFloat32, {}, ReduceOp::kSum, plan, 0, {7}},
-                    {DType::kFloat32, {}, ReduceOp::kSum, plan, 0, {6, 5, 4, 3, 2, 1, 0}}});
+                   {SumOf(plan, 0, {7}), SumOf(plan, 0, {6, 5, 4, 3, 2, 1, 0})});
 }
 
 ChannelSpec PartialBuckets(int size, int64_t plan, Sync sync, int64_t quorum) {

@@ -58,25 +58,29 @@ struct TopKStep {
   std::optional<float> momentum{};  // in [0, 1), in place of that of the buckets' corrections
 };
 
-struct CallSpec {
-  Kind kind;
+// What the ranks of a call compare, and rank 0 needs to start it.
+struct CallTerms {
   std::string name;  // empty: refused
+  Kind kind = Kind::kBarrier;
   DType dtype = DType::kBytes;
   ReduceOp op = ReduceOp::kSum;
-  int root = 0;                // broadcast
-  std::vector<int64_t> shape;  // allgather, alltoall: dimension 0 may differ from rank to rank
-  int64_t plan = 0;            // allreduce, allgather, broadcast; its digest is compared over the ranks
+  int64_t root = 0;  // broadcast
   int64_t plan_digest = 0;
   int64_t segment_nbytes = 0;
+  std::optional<DType> wire;  // allreduce of float32: as in BucketSpec
+  bool counted = false;       // the name comes from a counter, so that two calls at once on one rank have no order
+  std::vector<int64_t> shape;  // allgather, alltoall: dimension 0 may differ from rank to rank
   std::optional<std::vector<int64_t>> splits;  // alltoall: rows for each rank; none: equal parts
-  // alltoall: becomes the rows from each rank, before Allocate is called; null: not wanted
-  std::vector<int64_t>* received = nullptr;
-  std::optional<DType> wire;  // allreduce of float32: as in BucketSpec; compared over the ranks
   // What the engine does not know and all ranks must give alike, one item a line. The first line is what the user has
   // called, for messages. Empty: nothing is compared, and messages have the kind's name.
   std::string signature;
   std::string users_dtype;  // for messages and comparisons, where the tensor travels in another dtype; empty: dtype
-  bool counted = false;     // the name comes from a counter, so that two calls at once on one rank have no order
+};
+
+struct CallSpec : CallTerms {
+  int64_t plan = 0;  // not of a barrier; its digest is compared over the ranks
+  // alltoall: becomes the rows from each rank, before Allocate is called; null: not wanted
+  std::vector<int64_t>* received = nullptr;
 };
 
 // Gives the memory for a call's result, whose shape is known only when all ranks have come. Called once, on the

@@ -95,18 +95,18 @@ Started Entry(int64_t generation) {
   return found == process.engines.end() ? Started() : found->second;
 }
 
+// Finds an engine by its generation, 0 being the job's. `gone` says what to answer where only others run.
+template <typename Gone>
+Status FindOr(int64_t generation, const Gone& gone, std::shared_ptr<Engine>* engine) {
+  if (IsForked()) return NoneRuns();
+  *engine = Entry(generation).engine;
+  if (*engine != nullptr) return Status::Ok();
+  return Entry(0).engine == nullptr ? NoneRuns() : gone();
+}
+
 Status OfHandle(const char* what, int64_t handle, std::shared_ptr<Engine>* engine) {
-  if (!IsForked()) {
-    Process& process = TheProcess();
-    MutexLock lock(&process.mutex);
-    auto found = process.engines.find(handle >> 32);
-    if (found != process.engines.end()) {
-      *engine = found->second.engine;
-      return Status::Ok();
-    }
-    if (process.job != 0) return OfStopped(what, handle);
-  }
-  return NoneRuns();
+  // No engine has generation 0: the job's engine, which is found for such a handle, refuses it in the same words.
+  return FindOr(handle >> 32, [&] { return OfStopped(what, handle); }, engine);
 }
 
 }  // namespace
@@ -206,18 +206,12 @@ void FinishJob(bool failed, int code) {
 }
 
 Status Engine::Find(int64_t generation, std::shared_ptr<Engine>* engine) {
-  if (IsForked()) return NoneRuns();
-  Process& process = TheProcess();
-  MutexLock lock(&process.mutex);
-  auto found = process.engines.find(generation == 0 ? process.job : generation);
-  if (found == process.engines.end()) {
-    if (process.job == 0) return NoneRuns();
+  auto gone = [generation] {
     return Stopped("engine " + std::to_string(generation) +
                    " has been shut down (its process set was removed, or it is from before init()); a traced function "
                    "must be traced again");
-  }
-  *engine = found->second.engine;
-  return Status::Ok();
+  };
+  return FindOr(generation, gone, engine);
 }
 
 Status Engine::OfPlan(int64_t plan, std::shared_ptr<Engine>* engine) { return OfHandle("plan", plan, engine); }

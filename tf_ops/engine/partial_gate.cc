@@ -277,9 +277,9 @@ void PartialGate::WriteHeld(int64_t tensor, const void* from) {
 
 bool PartialGate::TakeArrival(int64_t* step, bool* full) {
   MutexLock lock(&mutex_);
-  if (rounds_.arrived() <= told_) return false;
-  *step = told_ = rounds_.arrived();
-  *full = full_ == told_;
+  if (rounds_.arrived() <= announced_) return false;
+  *step = announced_ = rounds_.arrived();
+  *full = full_ == announced_;
   return true;
 }
 

@@ -102,8 +102,8 @@ void PartialRounds::TellOpened(int64_t number, Lane* lane) {
   open.lane = number;
   open.round = lane->opener->Opened();
   open.end = lane->opener->TakeEnd();
-  if (open.round == lane->told && !open.end) return;
-  lane->told = open.round;
+  if (open.round == lane->announced && !open.end) return;
+  lane->announced = open.round;
   Handle(open);
 }
 

@@ -129,7 +129,36 @@ class Transport {
   Names names_;
 };
 
-// A transport in front of another one, which carries the control messages, and the data that this one does not carry.
+// A request of a transport in front of another one.
+struct RequestInFront : Request {
+  RequestInFront(int peer, const Label& label, char* data, int64_t nbytes)
+      : peer(peer), label(label), data(data), nbytes(nbytes) {}
+
+  // Tests the request of the transport behind, where that carries this one.
+  Status TestCarried(Transport* behind) {
+    if (carried == nullptr) return Status::Ok();
+    HVD_EXT_RETURN_IF_ERROR(behind->Test(carried.get(), &done));
+    if (done) carried.reset();
+    return Status::Ok();
+  }
+  // Whether a message is the one that this receive expects; if not, the receive has failed.
+  bool Expects(const Transport& behind, const Label& came, int64_t came_nbytes) {
+    error = behind.CheckMet(peer, label, nbytes, came, came_nbytes).message;
+    return error.empty();
+  }
+
+  const int peer;
+  const Label label;
+  char* const data;  // a receive's
+  const int64_t nbytes;
+  bool done = false;
+  bool waits = false;  // a receive that has met no message yet
+  std::string error;
+  std::unique_ptr<Request> carried;  // by the transport behind
+};
+
+// A transport in front of another one, which carries the control messages, and the data that this one does not carry:
+// without overrides, all of it.
 class TransportInFront : public Transport {
  public:
   explicit TransportInFront(std::shared_ptr<Transport> behind) : behind_(std::move(behind)) {}
@@ -142,6 +171,13 @@ class TransportInFront : public Transport {
     Transport::NameBy(names);
     behind_->NameBy(std::move(names));
   }
+  Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    return behind_->Send(peer, label, data, nbytes, request);
+  }
+  Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    return behind_->Recv(peer, label, data, nbytes, request);
+  }
+  Status Test(Request* request, bool* done) override { return behind_->Test(request, done); }
   Status SendControl(int peer, std::string message) override { return behind_->SendControl(peer, std::move(message)); }
   Status ReceiveControl(int* peer, std::string* message) override { return behind_->ReceiveControl(peer, message); }
   bool ControlPending() override { return behind_->ControlPending(); }
@@ -154,6 +190,12 @@ class TransportInFront : public Transport {
 
  protected:
   Transport* behind() const { return behind_.get(); }
+  // Hands a request over, and gives the place for that of the transport behind, which carries it.
+  static std::unique_ptr<Request>* Carried(std::unique_ptr<RequestInFront> mine, std::unique_ptr<Request>* request) {
+    std::unique_ptr<Request>* carried = &mine->carried;
+    *request = std::move(mine);
+    return carried;
+  }
 
  private:
   const std::shared_ptr<Transport> behind_;
