@@ -128,6 +128,16 @@ inline std::vector<float> Gradient(int rank, int64_t elements, int step) {
   return values;
 }
 
+// The sum of the gradients of the ranks [first, end).
+inline std::vector<float> GradientSum(int first, int end, int64_t elements, int step) {
+  std::vector<float> sum(static_cast<size_t>(elements));
+  for (int rank = first; rank < end; ++rank) {
+    const std::vector<float> gradient = Gradient(rank, elements, step);
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += gradient[i];
+  }
+  return sum;
+}
+
 // The same steps on one thread: the residual of each host, and the result that all ranks get.
 class Model {
  public:
@@ -172,11 +182,8 @@ class Model {
   }
 
   void Accumulate(int host, int step, std::vector<float>* kept, std::vector<float>* velocity) {
-    std::vector<float> sum(kept->size());
-    for (int place = 0; place < shape_.local; ++place) {
-      const std::vector<float> gradient = Gradient(host * shape_.local + place, bucket_.elements(), step);
-      for (size_t i = 0; i < sum.size(); ++i) sum[i] += gradient[i];
-    }
+    const int first = host * shape_.local;
+    const std::vector<float> sum = GradientSum(first, first + shape_.local, bucket_.elements(), step);
     for (size_t i = 0; i < sum.size(); ++i) {
       float added = sum[i];
       if (bucket_.sparse.has_momentum) {

@@ -28,8 +28,7 @@ void AddTo(Floats* sum, const Floats& values) {
 ChannelSpec PartialOfAll(Engine* engine, const PartialSpec& rules, bool holds_again = false) {
   const int size = engine->size();
   const int64_t plan = AddPlan(engine, RingAllreduce(engine->rank(), size));
-  ChannelSpec spec =
-      ChannelOf("Adam", {kSizes, kSizes + kTensors}, {SumOf(plan, 64, {2, 0}), SumOf(plan, 64, {1, 3})});
+  ChannelSpec spec = ChannelOf("Adam", {kSizes, kSizes + kTensors}, {SumOf(plan, 64, {2, 0}), SumOf(plan, 64, {1, 3})});
   spec.partial = rules;
   spec.partial->plan = plan;
   for (int rank = 0; rank < size; ++rank) spec.partial->hosts.push_back(rank / 2);

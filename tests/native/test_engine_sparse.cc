@@ -79,9 +79,7 @@ TEST("top-k step: messages longer than a piece arrive whole") {
   bucket.sparse.indices = SparseIndices::kRaw;
   OnEngines(2, [&](int rank, Engine* engine) {
     const int64_t channel = OpenHiTopK(engine, bucket, {2, 1});
-    std::vector<float> sum = Gradient(0, 600000, 0), other = Gradient(1, 600000, 0);
-    for (size_t i = 0; i < sum.size(); ++i) sum[i] += other[i];
-    CHECK(Step(engine, channel, bucket, 1.0, Gradient(rank, 600000, 0)) == sum);
+    CHECK(Step(engine, channel, bucket, 1.0, Gradient(rank, 600000, 0)) == GradientSum(0, 2, 600000, 0));
   });
 }
 
@@ -98,10 +96,8 @@ TEST("top-k step: nothing is lost, with halves on the way too, and a dense step 
       const int64_t channel = OpenHiTopK(engine, bucket, shape);
       std::vector<double> open(205);
       for (int step = 0; step < 6; ++step) {
-        for (int other = 0; other < 4; ++other) {
-          const std::vector<float> gradient = Gradient(other, 205, step);
-          for (size_t i = 0; i < 205; ++i) open[i] += gradient[i];
-        }
+        const std::vector<float> sum = GradientSum(0, 4, 205, step);
+        for (size_t i = 0; i < 205; ++i) open[i] += sum[i];
         const double density = step == 2 ? 0.5 : 0.1;
         const std::vector<float> seen = Step(engine, channel, bucket, density, Gradient(rank, 205, step));
         for (size_t i = 0; i < 205; ++i) open[i] -= seen[i];
@@ -341,8 +337,8 @@ TEST("top-k step: more sparse buckets than the window holds, between dense ones,
             const int64_t elements = spec.elements[static_cast<size_t>(i)];
             const std::vector<float> mine = Gradient(rank, elements, step * 10 + i);
             CHECK_OK(engine->Submit(channel, i, mine.data(), 4 * elements, &ticket));
-            for (int other = 0; other < shape.size() && commits; ++other) {
-              for (float value : Gradient(other, elements, step * 10 + i)) given[static_cast<size_t>(i)] += value;
+            for (float value : GradientSum(0, commits ? shape.size() : 0, elements, step * 10 + i)) {
+              given[static_cast<size_t>(i)] += value;
             }
           }
           Collects results = CollectAll(engine, channel, spec, ticket);

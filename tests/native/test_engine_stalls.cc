@@ -58,8 +58,7 @@ const Config kWarns = Impatient(0.05, 0), kFails = Impatient(0, 0.8);
 const std::string kLimit = ", longer than the limit (0.8 s, HVD_EXT_STALL_FATAL_S)";
 
 ChannelSpec TwoBuckets(int64_t plan) {
-  return ChannelOf("Adam", {4, 4, 4, 4, 4, 4, 4, 4},
-                   {SumOf(plan, 0, {7}), SumOf(plan, 0, {6, 5, 4, 3, 2, 1, 0})});
+  return ChannelOf("Adam", {4, 4, 4, 4, 4, 4, 4, 4}, {SumOf(plan, 0, {7}), SumOf(plan, 0, {6, 5, 4, 3, 2, 1, 0})});
 }
 
 ChannelSpec PartialBuckets(int size, int64_t plan, Sync sync, int64_t quorum) {

@@ -115,15 +115,7 @@ TEST("switch: sparse buckets go and come back, begin without residuals, send wha
     const int64_t channel = OpenChannel(engine, sparse), other = OpenChannel(engine, whole);
     CHECK_FAILS(engine->SwitchLayout(other, sparse), Code::kInvalid, "the steps of this channel have no density");
     CHECK_FAILS(engine->BeginTopKStep(other, 0.1), Code::kInvalid, "has no sparse bucket");
-    const auto sums = [&](int step) {
-      std::vector<float> sum(41, 0.0f);
-      for (int peer = 0; peer < 4; ++peer) {
-        const std::vector<float> gradient = Gradient(peer, 41, step);
-        for (size_t i = 0; i < sum.size(); ++i) sum[i] += gradient[i];
-      }
-      return sum;
-    };
-    CHECK(Stepped(engine, channel, 0) != sums(0));
+    CHECK(Stepped(engine, channel, 0) != GradientSum(0, 4, 41, 0));
     CHECK_OK(engine->BeginTopKStep(channel, 0.1));
     CHECK_FAILS(engine->SwitchLayout(channel, whole), Code::kInvalid, "a top-k step is under way");
     CHECK_OK(engine->EndStep(channel, false));
@@ -131,7 +123,7 @@ TEST("switch: sparse buckets go and come back, begin without residuals, send wha
     FeedbackShard shard;
     CHECK_FAILS(engine->GetFeedback(channel, 0, &shard), Code::kInvalid, "is not sparse");
     CHECK_FAILS(engine->BeginStep(channel), Code::kInvalid, "begin with begin_topk_step");
-    for (int step = 1; step < 3; ++step) CHECK(Stepped(engine, channel, step) == sums(step));
+    for (int step = 1; step < 3; ++step) CHECK(Stepped(engine, channel, step) == GradientSum(0, 4, 41, step));
     CHECK_OK(engine->SwitchLayout(channel, sparse));
     Stepped(engine, channel, 3);
     std::vector<float> kept = KeptOf(engine, channel);

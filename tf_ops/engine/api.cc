@@ -55,7 +55,7 @@ struct Reader {
     for (int64_t i = 0; i < count; ++i) Read(from[i], ranks, &(*to)[static_cast<size_t>(i)]);
   }
 
-// clang-format off
+  // clang-format off
 #define HVD_EXT_STRUCT(name, kept) static void Read(const name& from, [[maybe_unused]] int64_t ranks, kept* to) {
 #define HVD_EXT_FIELD(type, name) to->name = from.name;
 #define HVD_EXT_TYPED(type, name, kept, unset) Read(from.name, ranks, &to->name);
@@ -235,9 +235,8 @@ int hvd_ext_channel_open(int64_t engine, const HvdExtChannel* spec, int64_t* cha
 }
 
 int hvd_ext_channel_switch(int64_t channel, const HvdExtChannel* spec) {
-  return OnChannel(channel, [&](Engine* engine) {
-    return engine->SwitchLayout(channel, SpecOf(*spec, engine->size()));
-  });
+  return OnChannel(channel,
+                   [&](Engine* engine) { return engine->SwitchLayout(channel, SpecOf(*spec, engine->size())); });
 }
 
 int hvd_ext_channel_at_step(int64_t channel, int64_t step, void (*call)(int64_t channel, int64_t step)) {

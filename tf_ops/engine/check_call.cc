@@ -11,9 +11,7 @@ bool IsDivided(Kind kind) {
   return kind == Kind::kAllgather || kind == Kind::kReducescatter || kind == Kind::kAlltoall;
 }
 
-bool NeedsPlan(Kind kind) {
-  return kind == Kind::kAllreduce || kind == Kind::kBroadcast || IsDivided(kind);
-}
+bool NeedsPlan(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kBroadcast || IsDivided(kind); }
 
 Status CheckUnits(const CallSpec& spec, int64_t units, int64_t size) {
   if (!IsDivided(spec.kind)) return Status::Ok();

@@ -35,9 +35,7 @@ class Plain : public DenseCodec {
 class Half : public DenseCodec {
  public:
   Half(DType wire, ReduceOp op)
-      : wire_(wire),
-        op_(op),
-        scales_(wire == DType::kFloat16 && (op == ReduceOp::kSum || op == ReduceOp::kAverage)) {}
+      : wire_(wire), op_(op), scales_(wire == DType::kFloat16 && (op == ReduceOp::kSum || op == ReduceOp::kAverage)) {}
 
   bool CountsTerms() const override { return scales_; }
   int64_t Nbytes(int64_t elements) const override {

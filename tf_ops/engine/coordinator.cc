@@ -11,8 +11,8 @@ namespace hvd_ext {
 namespace {
 
 const char* NameOfKind(Kind kind) {
-  constexpr const char* kNames[] = {"allreduce", "allgather", "broadcast", "barrier", "exchange", "reducescatter",
-                                    "alltoall"};
+  constexpr const char* kNames[] = {"allreduce", "allgather",     "broadcast", "barrier",
+                                    "exchange",  "reducescatter", "alltoall"};
   const size_t number = static_cast<size_t>(kind);
   return number < std::size(kNames) ? kNames[number] : "unknown call";
 }

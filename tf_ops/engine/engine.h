@@ -67,8 +67,8 @@ struct CallTerms {
   int64_t root = 0;  // broadcast
   int64_t plan_digest = 0;
   int64_t segment_nbytes = 0;
-  std::optional<DType> wire;  // allreduce of float32: as in BucketSpec
-  bool counted = false;       // the name comes from a counter, so that two calls at once on one rank have no order
+  std::optional<DType> wire;   // allreduce of float32: as in BucketSpec
+  bool counted = false;        // the name comes from a counter, so that two calls at once on one rank have no order
   std::vector<int64_t> shape;  // allgather, alltoall: dimension 0 may differ from rank to rank
   std::optional<std::vector<int64_t>> splits;  // alltoall: rows for each rank; none: equal parts
   // What the engine does not know and all ranks must give alike, one item a line. The first line is what the user has

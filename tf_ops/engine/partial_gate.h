@@ -106,8 +106,8 @@ class PartialGate : public StepGate {
   int64_t step_ HVD_EXT_GUARDED_BY(mutex_) = 0;                             // the newest that has begun on this rank
   int64_t over_ HVD_EXT_GUARDED_BY(mutex_) = 0;
   int64_t announced_ HVD_EXT_GUARDED_BY(mutex_) = 0;  // the newest arrival that rank 0 has been sent
-  int64_t last_ HVD_EXT_GUARDED_BY(mutex_) = -1;  // after the end: the last round
-  int64_t flush_ HVD_EXT_GUARDED_BY(mutex_) = 0;  // the step whose round is to take all ranks; 0: none
+  int64_t last_ HVD_EXT_GUARDED_BY(mutex_) = -1;      // after the end: the last round
+  int64_t flush_ HVD_EXT_GUARDED_BY(mutex_) = 0;      // the step whose round is to take all ranks; 0: none
   int64_t full_ HVD_EXT_GUARDED_BY(mutex_) = 0;
   int64_t flags_ HVD_EXT_GUARDED_BY(mutex_) = 0;
   NextRound awaiting_ HVD_EXT_GUARDED_BY(mutex_);
