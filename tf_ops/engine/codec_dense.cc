@@ -14,7 +14,6 @@ class Plain : public DenseCodec {
   void Write(Queue* queue, char* message, char* data, int64_t elements, int32_t) const override {
     queue->Copy(message, data, Nbytes(elements));
   }
-  int32_t Terms(const char*, int64_t) const override { return 1; }
   void Read(Queue* queue, const char* message, char* data, int64_t elements) const override {
     queue->Copy(data, message, Nbytes(elements));
   }

@@ -90,8 +90,7 @@ void Warn(int rank, const std::string& text) {
     return;
   }
   // One write: the lines of several ranks on one terminal stay whole.
-  ssize_t written = write(STDERR_FILENO, line.data(), line.size());
-  static_cast<void>(written);
+  [[maybe_unused]] ssize_t written = write(STDERR_FILENO, line.data(), line.size());
 }
 
 void SetWarningSink(void (*sink)(const std::string&)) { warning_sink = sink; }

@@ -80,14 +80,8 @@ class Transport {
   // Zero-copy receive: from such a peer a message may be received with data == nullptr. When its request is done, the
   // message lies at Received in the peer's memory, until the request is destroyed; only then does the peer's send end.
   // So the receiver must not wait for another rank in between.
-  virtual bool IsZeroCopy(int peer) const {
-    static_cast<void>(peer);
-    return false;
-  }
-  virtual const char* Received(const Request* request) const {
-    static_cast<void>(request);
-    return nullptr;
-  }
+  virtual bool IsZeroCopy(int /*peer*/) const { return false; }
+  virtual const char* Received(const Request* /*request*/) const { return nullptr; }
 
   // Memory whose messages the ranks of this host receive without a copy; null if there is none. It outlives the
   // transport as long as it has a reference.
@@ -109,8 +103,7 @@ class Transport {
   // Makes a transport between some of the ranks, of which this is one; its rank i is ranks[i] here. Only these ranks
   // call it, with equal arguments and one subset after the other, from any thread but never from two at a time. Other
   // ranks may meanwhile make subsets with other tags.
-  virtual Status Subset(const std::vector<int>& ranks, int tag, std::shared_ptr<Transport>* subset) {
-    static_cast<void>(ranks), static_cast<void>(tag), static_cast<void>(subset);
+  virtual Status Subset(const std::vector<int>& /*ranks*/, int /*tag*/, std::shared_ptr<Transport>* /*subset*/) {
     return Internal("this transport makes no subsets");
   }
 
