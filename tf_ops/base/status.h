@@ -24,7 +24,7 @@ struct Status {
   bool ok() const { return code == Code::kOk; }
   static Status Ok() { return {}; }
   // The failure with the name of its subject in front; ok stays ok.
-  Status Named(const std::string& subject) const { return ok() ? *this : Status{code, subject + message}; }
+  Status Named(const std::string& subject) const { return ok() ? *this : Status{code, subject + ": " + message}; }
 };
 
 inline Status Invalid(std::string m) { return {Code::kInvalid, std::move(m)}; }

@@ -316,7 +316,7 @@ Status Executor::TestTransfers(Segment* segment, bool* moved) {
     if (transfer.request == nullptr) continue;
     bool done = false;
     const Status status = transport_->Test(transfer.request.get(), &done);
-    if (!status.ok()) return status.Named(segment->open->run.what + ": ");
+    if (!status.ok()) return status.Named(segment->open->run.what);
     if (!done) continue;
     --segment->waiting;
     *moved = true;

@@ -113,7 +113,7 @@ Status SparseRun::Test(const SparseWork& work, bool* moved) {
     HVD_EXT_RETURN_IF_ERROR(TestRequests(work, &message, moved));
     char& blocked = blocked_[static_cast<size_t>(message.row->peer)];
     if (message.headless && message.requests.empty() && blocked == 0) {
-      HVD_EXT_RETURN_IF_ERROR(TakeHead(work, &message).Named("from rank " + std::to_string(message.row->peer) + ": "));
+      HVD_EXT_RETURN_IF_ERROR(TakeHead(work, &message).Named("from rank " + std::to_string(message.row->peer)));
     }
     if (message.headless) blocked = 1;
     if (message.headless || !message.requests.empty()) continue;
