@@ -1,4 +1,4 @@
-"""Whose gradients a round waits for: the names, by their numbers in the engine (`Sync` of tf_ops/engine/rounds.h)."""
+"""Whose gradients a round waits for: the names, by their numbers in the engine (`Sync` of tf_ops/engine/spec.h)."""
 
 from __future__ import annotations
 

@@ -355,6 +355,11 @@ inline void CheckAllreduce(Engine* engine, const CallSpec& spec, int seed = 0) {
   CheckReduced(StartAllreduce(engine, spec, seed), spec, engine->size(), seed);
 }
 
+// A bucket of float32 that is summed.
+inline BucketSpec SumOf(int64_t plan, int64_t segment_nbytes, std::vector<int64_t> tensors) {
+  return {DType::kFloat32, {}, ReduceOp::kSum, plan, segment_nbytes, std::move(tensors)};
+}
+
 // The tensors are named a, b, ...
 inline ChannelSpec ChannelOf(std::string name, std::vector<int64_t> elements, std::vector<BucketSpec> buckets) {
   ChannelSpec spec;

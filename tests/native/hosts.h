@@ -46,10 +46,6 @@ class Liar : public TransportInFront {
     }
     return behind()->Send(peer, label, data, nbytes, request);
   }
-  Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
-    return behind()->Recv(peer, label, data, nbytes, request);
-  }
-  Status Test(Request* request, bool* done) override { return behind()->Test(request, done); }
 
  private:
   const size_t begin_, end_;

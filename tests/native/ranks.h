@@ -63,14 +63,29 @@ inline void Until(const std::string& what, const std::function<bool()>& step) {
   }
 }
 
+inline bool IsDone(Transport* transport, const std::unique_ptr<Request>& request) {
+  bool done = false;
+  CHECK_OK(transport->Test(request.get(), &done));
+  return done;
+}
+
 inline void Finish(Transport* transport, const std::vector<std::unique_ptr<Request>>& requests) {
   for (const std::unique_ptr<Request>& request : requests) {
-    Until("the end of a message on rank " + std::to_string(transport->rank()), [&] {
-      bool done = false;
-      CHECK_OK(transport->Test(request.get(), &done));
-      return done;
-    });
+    Until("the end of a message on rank " + std::to_string(transport->rank()),
+          [&] { return IsDone(transport, request); });
   }
+}
+
+// Waits until a message has failed, and gives its error.
+inline Status FailureOf(Transport* transport, const std::unique_ptr<Request>& request) {
+  Status status;
+  Until("the failure of a message on rank " + std::to_string(transport->rank()), [&] {
+    bool done = false;
+    status = transport->Test(request.get(), &done);
+    CHECK(!done || !status.ok());
+    return !status.ok();
+  });
+  return status;
 }
 
 inline std::pair<int, std::string> NextControl(Transport* transport) {

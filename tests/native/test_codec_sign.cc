@@ -19,11 +19,7 @@ std::vector<float> ModelStep(const Shape& shape, int64_t elements, int step, std
   std::vector<float> result(static_cast<size_t>(elements));
   for (int host = 0; host < shape.hosts; ++host) {
     std::vector<float>& a = (*kept)[static_cast<size_t>(host)];
-    std::vector<float> sum(a.size());
-    for (int place = 0; place < shape.local; ++place) {
-      const std::vector<float> gradient = Gradient(host * shape.local + place, elements, step);
-      for (size_t i = 0; i < sum.size(); ++i) sum[i] += gradient[i];
-    }
+    const std::vector<float> sum = GradientSum(host * shape.local, (host + 1) * shape.local, elements, step);
     for (size_t i = 0; i < a.size(); ++i) a[i] += sum[i];
     for (int place = 0; place < shape.local; ++place) {
       const int64_t begin = UnitBegin(place, shape.local, elements), end = UnitBegin(place + 1, shape.local, elements);

@@ -12,7 +12,7 @@ CallAnnouncement Announced(Kind kind, const std::string& name, int64_t id, const
   spec.name = name;
   spec.shape = shape;
   if (change) change(&spec);
-  return Announce(id, spec, payload);
+  return {spec, id, std::nullopt, payload};
 }
 
 CallAnnouncement Barrier(const std::string& name, int64_t id) { return Announced(Kind::kBarrier, name, id); }

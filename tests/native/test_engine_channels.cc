@@ -8,10 +8,10 @@ namespace {
 // Buckets over the tensors from the last to the first, in the order of back-propagation, with the dtypes in turn.
 ChannelSpec Spec(int64_t plan, ReduceOp op = ReduceOp::kSum) {
   return ChannelOf("Adam", {3, 0, 100, 1, 57, 1024, 5, 33},
-                   {{DType::kFloat32, op, plan, 128, {7, 6}},
-                    {DType::kBFloat16, op, plan, 128, {5}},
-                    {DType::kFloat32, op, plan, 0, {4, 3, 2}},
-                    {DType::kInt64, op, plan, 128, {1, 0}}});
+                   {{DType::kFloat32, {}, op, plan, 128, {7, 6}},
+                    {DType::kBFloat16, {}, op, plan, 128, {5}},
+                    {DType::kFloat32, {}, op, plan, 0, {4, 3, 2}},
+                    {DType::kInt64, {}, op, plan, 128, {1, 0}}});
 }
 
 std::vector<int64_t> Shuffled(int seed) {
@@ -92,7 +92,7 @@ TEST("channel: threads that fill buckets at the same moment do not change the or
     const int64_t plan = AddPlan(engine, StarAllreduce(rank, 2));
     ChannelSpec spec = ChannelOf("racing", {1, 2, 3, 4, 5, 6, 7, 8}, {});
     for (int64_t tensor = 0; tensor < kThreads; ++tensor) {
-      spec.buckets.push_back({DType::kFloat32, ReduceOp::kSum, plan, 128, {tensor}});
+      spec.buckets.push_back(SumOf(plan, 128, {tensor}));
     }
     const int64_t channel = OpenChannel(engine, spec);
     for (int step = 0; step < kSteps; ++step) {
@@ -115,9 +115,7 @@ TEST("channel: threads that fill buckets at the same moment do not change the or
 
 // Bucket 0 has a large tensor between two small ones, and bucket 1 is one large tensor.
 ChannelSpec LargeSpec(int64_t plan) {
-  return ChannelOf(
-      "large", {150001, 5, 140003, 7},
-      {{DType::kFloat32, ReduceOp::kSum, plan, 40000, {1, 2, 3}}, {DType::kFloat32, ReduceOp::kSum, plan, 64000, {0}}});
+  return ChannelOf("large", {150001, 5, 140003, 7}, {SumOf(plan, 40000, {1, 2, 3}), SumOf(plan, 64000, {0})});
 }
 
 TEST("channel: the last tensor of a bucket travels while it is copied, whichever it is") {
@@ -304,8 +302,7 @@ TEST("channel: a bucket that counts for all ends for all, though a rank has clos
       rows.Add(0, kRecv, 1, 0, 1);
       rows.Add(1, kRecv, 1, 1, 1);
     }
-    const ChannelSpec spec =
-        ChannelOf("SGD", {64}, {{DType::kFloat32, ReduceOp::kSum, AddPlan(engine, rows), 1 << 20, {0}}});
+    const ChannelSpec spec = ChannelOf("SGD", {64}, {SumOf(AddPlan(engine, rows), 1 << 20, {0})});
     const int64_t channel = OpenChannel(engine, spec);
     auto step = [&] { return std::move(StartStep(engine, channel, spec, 0)[0]); };
     if (rank == 2) Until("more than counts", [&] { return phase == 2; });

@@ -22,7 +22,6 @@ class Miscounting : public TransportInFront {
   Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
     return behind()->Recv(peer, Counted(label), data, nbytes, request);
   }
-  Status Test(Request* request, bool* done) override { return behind()->Test(request, done); }
   bool IsZeroCopy(int peer) const override { return behind()->IsZeroCopy(peer); }
   const char* Received(const Request* request) const override { return behind()->Received(request); }
   std::shared_ptr<Arena> arena() const override { return behind()->arena(); }

@@ -6,9 +6,7 @@
 namespace hvd_ext::test {
 namespace {
 
-ChannelSpec OneBucket(int64_t plan) {
-  return ChannelOf("SGD", {64}, {{DType::kFloat32, ReduceOp::kSum, plan, 64, {0}}});
-}
+ChannelSpec OneBucket(int64_t plan) { return ChannelOf("SGD", {64}, {SumOf(plan, 64, {0})}); }
 
 Status Step(Engine* engine, int64_t channel) {
   HVD_EXT_RETURN_IF_ERROR(engine->BeginStep(channel));

@@ -27,7 +27,7 @@ void CheckSteps(const Bucket& bucket, const Shape& shape, const std::vector<doub
       return std::vector<float>(all.begin() + shard.begin, all.begin() + shard.begin + shard.elements);
     };
     CHECK(KeptOf(engine, channel) == of_shard(model.residual(host)));
-    if (!bucket.sparse.correction) return;
+    if (!bucket.sparse.has_momentum) return;
     CHECK(KeptOf(engine, channel, FeedbackArray::kVelocity) == of_shard(model.velocity(host)));
   });
 }
@@ -65,7 +65,10 @@ TEST("top-k step: momentum correction, plain and Nesterov, with masks and withou
   for (bool nesterov : {false, true}) {
     for (bool masks : {false, true}) {
       Bucket bucket{{64, 32}, {}};
-      bucket.sparse.correction = {0.5f, nesterov, masks};  // 0.5 is exact
+      bucket.sparse.has_momentum = true;
+      bucket.sparse.momentum = 0.5f;  // exact
+      bucket.sparse.nesterov = nesterov;
+      bucket.sparse.masks = masks;
       CheckSteps(bucket, {2, 2}, {0.1, 0.1, 0.2, 0.05});
     }
   }
@@ -76,9 +79,7 @@ TEST("top-k step: messages longer than a piece arrive whole") {
   bucket.sparse.indices = SparseIndices::kRaw;
   OnEngines(2, [&](int rank, Engine* engine) {
     const int64_t channel = OpenHiTopK(engine, bucket, {2, 1});
-    std::vector<float> sum = Gradient(0, 600000, 0), other = Gradient(1, 600000, 0);
-    for (size_t i = 0; i < sum.size(); ++i) sum[i] += other[i];
-    CHECK(Step(engine, channel, bucket, 1.0, Gradient(rank, 600000, 0)) == sum);
+    CHECK(Step(engine, channel, bucket, 1.0, Gradient(rank, 600000, 0)) == GradientSum(0, 2, 600000, 0));
   });
 }
 
@@ -95,10 +96,8 @@ TEST("top-k step: nothing is lost, with halves on the way too, and a dense step 
       const int64_t channel = OpenHiTopK(engine, bucket, shape);
       std::vector<double> open(205);
       for (int step = 0; step < 6; ++step) {
-        for (int other = 0; other < 4; ++other) {
-          const std::vector<float> gradient = Gradient(other, 205, step);
-          for (size_t i = 0; i < 205; ++i) open[i] += gradient[i];
-        }
+        const std::vector<float> sum = GradientSum(0, 4, 205, step);
+        for (size_t i = 0; i < 205; ++i) open[i] += sum[i];
         const double density = step == 2 ? 0.5 : 0.1;
         const std::vector<float> seen = Step(engine, channel, bucket, density, Gradient(rank, 205, step));
         for (size_t i = 0; i < 205; ++i) open[i] -= seen[i];
@@ -171,7 +170,8 @@ TEST("top-k step: what is not finite, or too large for a half, is seen by all ra
 
 TEST("top-k step: what is kept can be read and set between steps, and only then") {
   Bucket bucket{{30}, {}};
-  bucket.sparse.correction = MomentumCorrection{0.5f};
+  bucket.sparse.has_momentum = true;
+  bucket.sparse.momentum = 0.5f;
   OnEngines(4, [&](int rank, Engine* engine) {
     const int64_t channel = OpenHiTopK(engine, bucket, {2, 2});
     std::vector<float> kept = KeptOf(engine, channel);
@@ -271,11 +271,14 @@ TEST("top-k step: buckets that are not sound are refused with words") {
   auto sparse = [](ChannelSpec* spec) { return &*spec->buckets[0].sparse; };
   refused("must be of float32, it is of float64", [&](auto* s) { s->buckets[0].dtype = DType::kFloat64; });
   refused("must have less than 2^31 elements, it has 2147483648", [&](auto* s) { s->elements[0] = int64_t{1} << 31; });
-  refused("selector (5)", [&](auto* s) { sparse(s)->selection.selector = static_cast<Selector>(5); });
-  refused("samplings (0)", [&](auto* s) { sparse(s)->selection.samplings = 0; });
-  refused("threshold (-1", [&](auto* s) { sparse(s)->selection.threshold = -1; });
+  refused("selector (5)", [&](auto* s) { sparse(s)->selector = static_cast<Selector>(5); });
+  refused("samplings (0)", [&](auto* s) { sparse(s)->samplings = 0; });
+  refused("threshold (-1", [&](auto* s) { sparse(s)->threshold = -1; });
   refused("dense_above (-1", [&](auto* s) { sparse(s)->dense_above = -1; });
-  refused("momentum (1.0", [&](auto* s) { sparse(s)->correction = MomentumCorrection{1.0f}; });
+  refused("momentum (1.0", [&](auto* s) {
+    sparse(s)->has_momentum = true;
+    sparse(s)->momentum = 1;
+  });
   refused("dtype on the way (1)", [&](auto* s) { sparse(s)->value_wire = DType::kFloat64; });
   refused("indices (4)", [&](auto* s) { sparse(s)->indices = static_cast<SparseIndices>(4); });
   refused("was never added", [&](auto* s) { sparse(s)->dense_plan = fold + 1000; });
@@ -307,7 +310,7 @@ ChannelSpec ManyBuckets(Engine* engine, const Shape& shape) {
   ChannelSpec spec = ChannelOf("many", {100, 101, 102, 103, 0, 105, 106, 107, 108}, {});
   for (int i = 0; i < kBuckets; ++i) {
     const bool selects = i % 3 != 2;
-    spec.buckets.push_back({DType::kFloat32, ReduceOp::kSum, selects ? sparse : dense, 64, {i}});
+    spec.buckets.push_back(SumOf(selects ? sparse : dense, 64, {i}));
     if (!selects) continue;
     spec.buckets.back().sparse = SparseSpec{};
     spec.buckets.back().sparse->dense_plan = fold;
@@ -334,8 +337,8 @@ TEST("top-k step: more sparse buckets than the window holds, between dense ones,
             const int64_t elements = spec.elements[static_cast<size_t>(i)];
             const std::vector<float> mine = Gradient(rank, elements, step * 10 + i);
             CHECK_OK(engine->Submit(channel, i, mine.data(), 4 * elements, &ticket));
-            for (int other = 0; other < shape.size() && commits; ++other) {
-              for (float value : Gradient(other, elements, step * 10 + i)) given[static_cast<size_t>(i)] += value;
+            for (float value : GradientSum(0, commits ? shape.size() : 0, elements, step * 10 + i)) {
+              given[static_cast<size_t>(i)] += value;
             }
           }
           Collects results = CollectAll(engine, channel, spec, ticket);

@@ -22,7 +22,7 @@ ChannelSpec RandomSpec(const std::vector<int64_t>& plans, unsigned seed) {
   for (int64_t tensor : order) {
     if (spec.buckets.empty() || random() % 2 == 0) {
       const int64_t segment_nbytes = 64 << random() % 4;
-      spec.buckets.push_back({DType::kFloat32, ReduceOp::kSum, plans[random() % plans.size()], segment_nbytes, {}});
+      spec.buckets.push_back(SumOf(plans[random() % plans.size()], segment_nbytes, {}));
     }
     spec.buckets.back().tensors.push_back(tensor);
   }
@@ -110,20 +110,12 @@ TEST("switch: sparse buckets go and come back, begin without residuals, send wha
   OnEngines(4, [](int rank, Engine* engine) {
     const ChannelSpec sparse = SparseSpecOn(engine);
     ChannelSpec whole = sparse, turned = sparse;
-    whole.buckets[0] = {DType::kFloat32, ReduceOp::kSum, AddPlan(engine, RingAllreduce(rank, 4)), 64, {0, 1}};
+    whole.buckets[0] = SumOf(AddPlan(engine, RingAllreduce(rank, 4)), 64, {0, 1});
     std::swap(turned.buckets[0].tensors[0], turned.buckets[0].tensors[1]);
     const int64_t channel = OpenChannel(engine, sparse), other = OpenChannel(engine, whole);
     CHECK_FAILS(engine->SwitchLayout(other, sparse), Code::kInvalid, "the steps of this channel have no density");
     CHECK_FAILS(engine->BeginTopKStep(other, 0.1), Code::kInvalid, "has no sparse bucket");
-    const auto sums = [&](int step) {
-      std::vector<float> sum(41, 0.0f);
-      for (int peer = 0; peer < 4; ++peer) {
-        const std::vector<float> gradient = Gradient(peer, 41, step);
-        for (size_t i = 0; i < sum.size(); ++i) sum[i] += gradient[i];
-      }
-      return sum;
-    };
-    CHECK(Stepped(engine, channel, 0) != sums(0));
+    CHECK(Stepped(engine, channel, 0) != GradientSum(0, 4, 41, 0));
     CHECK_OK(engine->BeginTopKStep(channel, 0.1));
     CHECK_FAILS(engine->SwitchLayout(channel, whole), Code::kInvalid, "a top-k step is under way");
     CHECK_OK(engine->EndStep(channel, false));
@@ -131,7 +123,7 @@ TEST("switch: sparse buckets go and come back, begin without residuals, send wha
     FeedbackShard shard;
     CHECK_FAILS(engine->GetFeedback(channel, 0, &shard), Code::kInvalid, "is not sparse");
     CHECK_FAILS(engine->BeginStep(channel), Code::kInvalid, "begin with begin_topk_step");
-    for (int step = 1; step < 3; ++step) CHECK(Stepped(engine, channel, step) == sums(step));
+    for (int step = 1; step < 3; ++step) CHECK(Stepped(engine, channel, step) == GradientSum(0, 4, 41, step));
     CHECK_OK(engine->SwitchLayout(channel, sparse));
     Stepped(engine, channel, 3);
     std::vector<float> kept = KeptOf(engine, channel);

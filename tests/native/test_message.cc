@@ -1,5 +1,6 @@
 // The bytes of control messages.
 #include <optional>
+#include <tuple>
 #include <variant>
 
 #include "engine/message.h"
@@ -73,13 +74,12 @@ class Listed {
   template <typename T>
   static std::string Of(const T& message) {
     Listed listed;
-    T::Fields(message, listed);
+    std::apply(listed, message.Fields());
     return listed.text_;
   }
   template <typename... Values>
-  bool operator()(const Values&... values) {
+  void operator()(const Values&... values) {
     (Add(values), ...);
-    return true;
   }
 
  private:

@@ -12,9 +12,9 @@ namespace {
 
 TEST("host: the contract of a transport holds") {
   for (int size : {2, 3}) {
-    CheckContract([&](Contract part) { RunOn(MakeHostTransports<kRoomyArena>(size), part); });
+    CheckContract([&](const Contract& part) { RunOn(MakeHostTransports<kRoomyArena>(size), part); });
   }
-  CheckContract([](Contract part) { RunOn(MakeHostTransports<kSmallArena>(4), part); });
+  CheckContract([](const Contract& part) { RunOn(MakeHostTransports<kSmallArena>(4), part); });
 }
 
 TEST("host: ranks without shared memory and those with it are one job") {
@@ -24,7 +24,7 @@ TEST("host: ranks without shared memory and those with it are one job") {
   CHECK(transports[0]->IsZeroCopy(2) && transports[3]->IsZeroCopy(0));
   CHECK(transports[2]->arena() == arenas[2]);
   CHECK(!transports[0]->Rings());  // rank 1 does not
-  CheckContract([&](Contract part) { RunOn(transports, part); });
+  CheckContract([&](const Contract& part) { RunOn(transports, part); });
   auto between = MakeThreadTransports(3);  // a job in which nobody shares memory with another keeps its transport
   CHECK(ShareMemory(between, {nullptr, arenas[0], nullptr}) == between);
 }
@@ -40,7 +40,7 @@ TEST("host: a rank that cannot map another's memory agrees with it on the way ar
     CHECK_EQ(transports[0]->IsZeroCopy(1), !wrong_token);
     CHECK_EQ(transports[1]->IsZeroCopy(0), !wrong_token);
     CHECK(transports[0]->IsZeroCopy(2) && transports[2]->IsZeroCopy(1));
-    if (begin == 16 || wrong_token) CheckContract([&](Contract part) { RunOn(transports, part); });
+    if (begin == 16 || wrong_token) CheckContract([&](const Contract& part) { RunOn(transports, part); });
   }
 }
 
@@ -50,24 +50,20 @@ TEST("host: a message of the arena is not copied, and its send ends when it has 
   Buffer sent = pool.Take(1000);
   std::memset(sent.data(), 'a', 1000);
   std::unique_ptr<Request> send, receive;
-  bool done = true;
   uint32_t seen = ranks[1]->doorbell()->Look();
   CHECK_OK(ranks[0]->Send(1, 5, sent.data(), 1000, &send));
   CHECK(ranks[1]->doorbell()->Look() != seen);
   CHECK_OK(ranks[1]->Recv(0, 5, nullptr, 1000, &receive));
-  CHECK_OK(ranks[1]->Test(receive.get(), &done));
-  CHECK(done);
+  CHECK(IsDone(ranks[1].get(), receive));
   const char* view = ranks[1]->Received(receive.get());
   CHECK_EQ(view[0], 'a');
   sent.data()[0] = 'b';
   CHECK_EQ(view[0], 'b');
-  CHECK_OK(ranks[0]->Test(send.get(), &done));
-  CHECK(!done);
+  CHECK(!IsDone(ranks[0].get(), send));
   seen = ranks[0]->doorbell()->Look();
   receive.reset();
   CHECK(ranks[0]->doorbell()->Look() != seen);
-  CHECK_OK(ranks[0]->Test(send.get(), &done));
-  CHECK(done);
+  CHECK(IsDone(ranks[0].get(), send));
 }
 
 TEST("host: requests that are dropped are forgotten, and may outlive the transports") {
@@ -81,14 +77,11 @@ TEST("host: requests that are dropped are forgotten, and may outlive the transpo
   CHECK_OK(ranks[0]->Send(1, 6, sent.data(), 500, &send));
   send.reset();  // the peer may still read it
   CHECK_OK(ranks[1]->Recv(0, 6, received.data(), 500, &receive));
-  bool done = false;
-  CHECK_OK(ranks[1]->Test(receive.get(), &done));
-  CHECK(done);
+  CHECK(IsDone(ranks[1].get(), receive));
   CHECK_OK(ranks[0]->Send(1, 7, sent.data(), 500, &send));  // reads that the message before was taken
-  CHECK_OK(ranks[0]->Test(send.get(), &done));
-  CHECK(!done);
+  CHECK(!IsDone(ranks[0].get(), send));
   CHECK_OK(ranks[1]->Recv(0, 7, nullptr, 500, &zero_copy));
-  CHECK_OK(ranks[1]->Test(zero_copy.get(), &done));
+  CHECK(IsDone(ranks[1].get(), zero_copy));
   const char* view = ranks[1]->Received(zero_copy.get());
   for (auto& rank : ranks) rank->Close();
   ranks.clear();
@@ -105,16 +98,14 @@ TEST("host: more messages than the ring holds wait, and the sender is rung for w
   for (int i = 0; i < kMessages; ++i) CHECK_OK(ranks[1]->Recv(0, 3, &received[i], sizeof(int), &receives[i]));
   uint32_t seen = ranks[0]->doorbell()->Look();
   for (int i = 0; i < kMessages;) {
-    bool done = false;
-    CHECK_OK(ranks[1]->Test(receives[i].get(), &done));
-    if (done) {
+    if (IsDone(ranks[1].get(), receives[i])) {
       CHECK_EQ(received[i], i);
       ++i;
       continue;
     }
     CHECK(ranks[0]->doorbell()->Look() != seen);
     seen = ranks[0]->doorbell()->Look();
-    CHECK_OK(ranks[0]->Test(sends[0].get(), &done));  // writes what there is room for
+    IsDone(ranks[0].get(), sends[0]);  // writes what there is room for
   }
   CHECK(!ranks[0]->ControlPending());
 }

@@ -35,7 +35,7 @@ Transports MakeTcpTransports(int size) {
 
 TEST("tcp: the contract of a transport holds") {
   for (int size : {1, 2, 4}) {
-    CheckContract([&](Contract part) { RunOn(MakeTcpTransports(size), part); });
+    CheckContract([&](const Contract& part) { RunOn(MakeTcpTransports(size), part); });
   }
 }
 
@@ -48,13 +48,13 @@ TEST("tcp: a rank that does not use it is reached by the other transport") {
   options[2].use = TcpOptions::kNever;
   Transports between = MakeThreadTransports(4), transports = MakeTcp(between, options);
   CHECK(transports[2] == between[2] && transports[0] != between[0]);
-  CheckContract([&](Contract part) { RunOn(transports, part); });
+  CheckContract([&](const Contract& part) { RunOn(transports, part); });
 }
 
 TEST("tcp: connections behind shared memory carry what does not fit into it") {
   for (int64_t capacity : {kRoomyArena, kSmallArena}) {
     Transports transports = ShareMemory(MakeTcpTransports(3), Arenas(3, capacity));
-    CheckContract([&](Contract part) { RunOn(transports, part); });
+    CheckContract([&](const Contract& part) { RunOn(transports, part); });
   }
 }
 
@@ -66,7 +66,7 @@ TEST("tcp: rank 0 decides for all") {
     bool uses = transports[0] != between[0];
     for (int rank = 0; rank < 3; ++rank) CHECK_EQ(transports[rank] != between[rank], uses);
     if (use == TcpOptions::kNever) CHECK(!uses);
-    CheckContract([&](Contract part) { RunOn(transports, part); });
+    CheckContract([&](const Contract& part) { RunOn(transports, part); });
   }
 }
 
@@ -76,26 +76,20 @@ TEST("tcp: a rank that does not know the job's token is not connected") {
   lying[1] = std::make_shared<Liar>(between[1], 16, 32);  // to rank 0
   Transports transports = MakeTcp(lying, Alike(3));
   CHECK(transports[0] != lying[0] && transports[1] != lying[1]);  // both reach rank 2
-  CheckContract([&](Contract part) { RunOn(transports, part); });
+  CheckContract([&](const Contract& part) { RunOn(transports, part); });
 }
 
 // Two ranks in one thread, which moves both on.
 struct Pair {
   Transports transports = MakeTcpTransports(2);
   Transport* operator[](int rank) { return transports[rank].get(); }
-
-  static bool Done(Transport* transport, const std::unique_ptr<Request>& request) {
-    bool done = false;
-    CHECK_OK(transport->Test(request.get(), &done));
-    return done;
-  }
 };
 
 // Waits for a send of rank 0 and its receive on rank 1.
 void Finish(Pair* pair, const std::unique_ptr<Request>& send, const std::unique_ptr<Request>& receive) {
   Until("the end of a message", [&] {
-    const bool sent = Pair::Done((*pair)[0], send);
-    return Pair::Done((*pair)[1], receive) && sent;
+    const bool sent = IsDone((*pair)[0], send);
+    return IsDone((*pair)[1], receive) && sent;
   });
 }
 
@@ -106,14 +100,14 @@ TEST("tcp: a message that nobody has asked for waits, and gives way to one that 
   std::string large(kMore, 'x'), small(1000, 'y'), large_in(kMore, 0), small_in(1000, 0);
   std::unique_ptr<Request> sends[2], receives[2];
   CHECK_OK(pair[0]->Send(1, 1, large.data(), kMore, &sends[0]));
-  for (int i = 0; i < 1000; ++i) CHECK(!Pair::Done(pair[0], sends[0]));
+  for (int i = 0; i < 1000; ++i) CHECK(!IsDone(pair[0], sends[0]));
   CHECK_OK(pair[0]->Send(1, 2, small.data(), 1000, &sends[1]));
   CHECK_OK(pair[1]->Recv(0, 2, small_in.data(), 1000, &receives[1]));
   Finish(&pair, sends[1], receives[1]);
   CHECK(small_in == small);
-  CHECK(Pair::Done(pair[0], sends[0]));
+  CHECK(IsDone(pair[0], sends[0]));
   CHECK_OK(pair[1]->Recv(0, 1, large_in.data(), kMore, &receives[0]));
-  CHECK(Pair::Done(pair[1], receives[0]));
+  CHECK(IsDone(pair[1], receives[0]));
   CHECK(large_in == large);
 }
 
@@ -123,7 +117,7 @@ TEST("tcp: a receive may come while its message is being stored") {
   std::unique_ptr<Request> sends[2], receives[2];
   CHECK_OK(pair[1]->Recv(0, 2, small_in.data(), 10, &receives[1]));
   CHECK_OK(pair[0]->Send(1, 1, large.data(), kMore, &sends[0]));
-  CHECK(!Pair::Done(pair[1], receives[1]));
+  CHECK(!IsDone(pair[1], receives[1]));
   CHECK_OK(pair[1]->Recv(0, 1, large_in.data(), kMore, &receives[0]));
   Finish(&pair, sends[0], receives[0]);
   CHECK(large_in == large);
@@ -145,8 +139,8 @@ TEST("tcp: a send that is dropped half-way is sent to the end, one that has not 
   CHECK_OK(pair[1]->Recv(0, 1, large_in.data(), kMore, &receives[0]));
   CHECK_OK(pair[1]->Recv(0, 2, small_in.data(), 10, &receives[1]));
   Until("both messages", [&] {
-    bool sent = Pair::Done(pair[0], last), first = Pair::Done(pair[1], receives[0]);
-    return Pair::Done(pair[1], receives[1]) && first && sent;
+    bool sent = IsDone(pair[0], last), first = IsDone(pair[1], receives[0]);
+    return IsDone(pair[1], receives[1]) && first && sent;
   });
   CHECK(large_in == std::string(kMore, 'x') && small_in == small);
 }
@@ -161,7 +155,7 @@ TEST("tcp: receives that are dropped are forgotten, what comes for them disturbs
     std::unique_ptr<Request> sends[2], dropped, receive;
     CHECK_OK(pair[1]->Recv(0, 1, large_in->data(), kMore, &dropped));
     CHECK_OK(pair[0]->Send(1, 1, large.data(), kMore, &sends[0]));
-    if (begun) CHECK(!Pair::Done(pair[1], dropped));
+    if (begun) CHECK(!IsDone(pair[1], dropped));
     dropped.reset();
     large_in.reset();
     CHECK_OK(pair[0]->Send(1, 2, small.data(), 10, &sends[1]));
@@ -179,16 +173,9 @@ TEST("tcp: a peer that has closed its connection is named by who waits for it, a
   pair[1]->Close();
   CHECK_OK(pair[0]->Recv(1, 1, first.data(), 10, &receives[0]));
   CHECK_OK(pair[0]->Recv(1, 2, second.data(), 10, &receives[1]));
-  Until("the message", [&] { return Pair::Done(pair[0], receives[0]); });
+  Until("the message", [&] { return IsDone(pair[0], receives[0]); });
   CHECK(first == small);
-  Status status;
-  Until("the end of the patience", [&] {
-    bool done = false;
-    status = pair[0]->Test(receives[1].get(), &done);
-    CHECK(!done);
-    return !status.ok();
-  });
-  CHECK_FAILS(status, Code::kCommunication, "rank 1: it has closed its connection");
+  CHECK_FAILS(FailureOf(pair[0], receives[1]), Code::kCommunication, "rank 1: it has closed its connection");
 }
 
 }  // namespace

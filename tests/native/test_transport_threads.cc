@@ -9,7 +9,7 @@ namespace {
 
 TEST("threads: the contract of a transport holds") {
   for (int size : {1, 2, 5}) {
-    CheckContract([&](Contract part) { RunRanks(size, part); });
+    CheckContract([&](const Contract& part) { RunRanks(size, part); });
   }
 }
 
@@ -17,13 +17,10 @@ TEST("threads: a send ends only when its receive has come") {
   auto ranks = MakeThreadTransports(2);
   char sent[4] = "abc", received[4] = "";
   std::unique_ptr<Request> send, receive;
-  bool done = true;
   CHECK_OK(ranks[0]->Send(1, 5, sent, 4, &send));
-  CHECK_OK(ranks[0]->Test(send.get(), &done));
-  CHECK(!done);
+  CHECK(!IsDone(ranks[0].get(), send));
   CHECK_OK(ranks[1]->Recv(0, 5, received, 4, &receive));
-  CHECK_OK(ranks[0]->Test(send.get(), &done));
-  CHECK(done);
+  CHECK(IsDone(ranks[0].get(), send));
   CHECK_EQ(std::strcmp(received, "abc"), 0);
 }
 
@@ -31,19 +28,15 @@ TEST("threads: the send of a message received without a copy ends when the recei
   auto ranks = MakeThreadTransports(2);
   char sent[4] = "abc";
   std::unique_ptr<Request> send, receive;
-  bool done = true;
   CHECK_OK(ranks[0]->Send(1, 5, sent, 4, &send));
   CHECK_OK(ranks[1]->Recv(0, 5, nullptr, 4, &receive));
-  CHECK_OK(ranks[1]->Test(receive.get(), &done));
-  CHECK(done);
+  CHECK(IsDone(ranks[1].get(), receive));
   CHECK(ranks[1]->Received(receive.get()) == sent);
-  CHECK_OK(ranks[0]->Test(send.get(), &done));
-  CHECK(!done);
+  CHECK(!IsDone(ranks[0].get(), send));
   uint32_t seen = ranks[0]->doorbell()->Look();
   receive.reset();
   CHECK(ranks[0]->doorbell()->Look() != seen);
-  CHECK_OK(ranks[0]->Test(send.get(), &done));
-  CHECK(done);
+  CHECK(IsDone(ranks[0].get(), send));
 }
 
 TEST("threads: a request that is dropped is withdrawn, and may outlive the transport") {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace hvd_ext {
@@ -22,6 +23,8 @@ struct Status {
 
   bool ok() const { return code == Code::kOk; }
   static Status Ok() { return {}; }
+  // The failure with the name of its subject in front; ok stays ok.
+  Status Named(const std::string& subject) const { return ok() ? *this : Status{code, subject + ": " + message}; }
 };
 
 inline Status Invalid(std::string m) { return {Code::kInvalid, std::move(m)}; }
@@ -29,6 +32,17 @@ inline Status Mismatch(std::string m) { return {Code::kMismatch, std::move(m)}; 
 inline Status Communication(std::string m) { return {Code::kCommunication, std::move(m)}; }
 inline Status Internal(std::string m) { return {Code::kInternal, std::move(m)}; }
 inline Status Stopped(std::string m) { return {Code::kStopped, std::move(m)}; }
+
+// Refuses a value that breaks a rule, as "subject (value) rule". Not where each step passes: it makes its words.
+template <typename T>
+Status Require(bool holds, const std::string& subject, T value, const std::string& rule) {
+  if (holds) return Status::Ok();
+  if constexpr (std::is_enum_v<T>) {
+    return Require(false, subject, static_cast<std::underlying_type_t<T>>(value), rule);
+  } else {
+    return Invalid(subject + " (" + std::to_string(value) + ") " + rule);
+  }
+}
 
 // A user's name in a message.
 inline std::string Quoted(const std::string& name) { return "'" + name + "'"; }

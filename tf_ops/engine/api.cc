@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,71 +35,74 @@ int Report(const Status& status) {
   return static_cast<int>(status.code);
 }
 
+// Of the structs of the C ABI it makes those that the engine keeps (spec.def). The functions use each other in any
+// order, hence the class.
+struct Reader {
+  template <typename From, typename To>
+  static void Read(const From& from, int64_t, To* to) {
+    *to = static_cast<To>(from);
+  }
+  static void Read(int32_t dtype, int64_t, std::optional<DType>* to) {
+    if (dtype >= 0) *to = static_cast<DType>(dtype);
+  }
+  template <typename From, typename To>
+  static void Read(const From* from, int64_t ranks, std::optional<To>* to) {
+    if (from != nullptr) Read(*from, ranks, &to->emplace());
+  }
+  template <typename From, typename To>
+  static void ReadList(const From* from, int64_t count, int64_t ranks, std::vector<To>* to) {
+    to->resize(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) Read(from[i], ranks, &(*to)[static_cast<size_t>(i)]);
+  }
+
+  // clang-format off
+#define HVD_EXT_STRUCT(name, kept) static void Read(const name& from, [[maybe_unused]] int64_t ranks, kept* to) {
+#define HVD_EXT_FIELD(type, name) to->name = from.name;
+#define HVD_EXT_TYPED(type, name, kept, unset) Read(from.name, ranks, &to->name);
+#define HVD_EXT_COUNT(type, name) const int64_t name = from.name;
+#define HVD_EXT_LIST(type, name, element, count) ReadList(from.name, count, ranks, &to->name);
+#define HVD_EXT_END(name, kept) }
+#include "engine/spec.def"
+  // clang-format on
+};
+
 Config ConfigOf(const HvdExtConfig& config) {
   Config native;
-  native.stall_warn_s = config.stall_warn_s;
-  native.stall_fatal_s = config.stall_fatal_s;
-  if (config.window > 0) native.window = config.window;
+  Reader::Read(config, 0, static_cast<JobSpec*>(&native));
+  if (native.window <= 0) native.window = JobSpec().window;
   return native;
 }
 
-Paths PathsOf(const HvdExtConfig& config) {
-  Paths paths;
-  paths.shared_memory = config.shared_memory != 0;
-  paths.tcp.use = static_cast<TcpOptions::Use>(config.tcp);
-  if (config.interfaces != nullptr) paths.tcp.interfaces = config.interfaces;
-  return paths;
-}
-
-SparseSpec SparseOf(const HvdExtSelection& sparse) {
-  SparseSpec native;
-  native.codec = sparse.codec;
-  native.selection = {static_cast<Selector>(sparse.selector), sparse.samplings, sparse.seed, sparse.threshold};
-  if (sparse.has_momentum != 0) native.correction = {sparse.momentum, sparse.nesterov != 0, sparse.masks != 0};
-  native.dense_plan = sparse.dense_plan;
-  native.dense_above = sparse.dense_above;
-  if (sparse.value_wire >= 0) native.value_wire = static_cast<DType>(sparse.value_wire);
-  native.indices = static_cast<SparseIndices>(sparse.indices);
-  native.per_tensor = sparse.per_tensor != 0;
-  return native;
-}
-
-ChannelSpec SpecOf(const HvdExtChannel& channel) {
+ChannelSpec SpecOf(const HvdExtChannel& channel, int ranks) {
   ChannelSpec spec;
-  spec.name = channel.name;
-  spec.tensor_names.assign(channel.tensor_names, channel.tensor_names + channel.n_tensors);
-  spec.elements.assign(channel.elements, channel.elements + channel.n_tensors);
-  for (int64_t i = 0; i < channel.n_buckets; ++i) {
-    const HvdExtBucket& bucket = channel.buckets[i];
-    spec.buckets.push_back({static_cast<DType>(bucket.dtype), static_cast<ReduceOp>(bucket.op), bucket.plan,
-                            bucket.segment_nbytes,
-                            std::vector<int64_t>(bucket.tensors, bucket.tensors + bucket.n_tensors)});
-    if (bucket.wire >= 0) spec.buckets.back().wire = static_cast<DType>(bucket.wire);
-    if (bucket.selection != nullptr) spec.buckets.back().sparse = SparseOf(*bucket.selection);
-  }
+  Reader::Read(channel, ranks, &spec);
   return spec;
 }
 
-PartialSpec PartialOf(const HvdExtPartial& partial, int size) {
-  PartialSpec spec;
-  spec.rules.sync = static_cast<Sync>(partial.sync);
-  spec.rules.quorum = partial.quorum;
-  spec.rules.staleness = partial.staleness;
-  spec.rules.seed = partial.seed;
-  spec.rules.before = partial.before;
-  spec.hosts.assign(partial.hosts, partial.hosts + size);
-  spec.plan = partial.plan;
-  spec.segment_nbytes = partial.segment_nbytes;
-  spec.holds_again = partial.holds_again != 0;
-  return spec;
+// Reports what `work` gives on an engine, which `find` finds by the handle.
+template <typename Work>
+int On(Status (*find)(int64_t, std::shared_ptr<Engine>*), int64_t handle, const Work& work) {
+  std::shared_ptr<Engine> found;
+  Status status = find(handle, &found);
+  return Report(status.ok() ? work(found.get()) : status);
 }
 
-// Reports what `work` gives on the engine of the channel.
+template <typename Work>
+int OnEngine(int64_t engine, const Work& work) {
+  return On(Engine::Find, engine, work);
+}
+
 template <typename Work>
 int OnChannel(int64_t channel, const Work& work) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? work(found.get()) : status);
+  return On(Engine::OfChannel, channel, work);
+}
+
+// Gives a started engine to the caller, who may not ask for its rank.
+int ReportStart(const Status& status, const std::shared_ptr<Engine>& started, int64_t* engine, int32_t* rank) {
+  if (!status.ok()) return Report(status);
+  *engine = started->generation();
+  if (rank != nullptr) *rank = started->rank();
+  return Report(status);
 }
 
 struct ExchangeResult {
@@ -163,8 +167,13 @@ Status CollectAll(Engine* engine, int64_t channel, int64_t ticket, int64_t n_ten
   return waiting->Wait(progress);
 }
 
-}  // namespace
+Status CheckNumbers(int32_t dtype, const char* used) {
+  const DType type = static_cast<DType>(dtype);
+  if (SizeOf(type) > 0 && type != DType::kBytes) return Status::Ok();
+  return Invalid("dtype (" + std::to_string(dtype) + ") cannot be " + used);
+}
 
+}  // namespace
 }  // namespace hvd_ext
 
 using namespace hvd_ext;  // NOLINT: the functions below are C
@@ -184,30 +193,22 @@ const char* hvd_ext_error(void) { return Error().c_str(); }
 
 int hvd_ext_start_mpi(const HvdExtConfig* config, int64_t* engine, int32_t* rank, int32_t* size) {
   std::shared_ptr<Engine> started;
-  Status status = StartJob(ConfigOf(*config), /*mpi=*/true, PathsOf(*config), &started);
-  if (!status.ok()) return Report(status);
-  *engine = started->generation();
-  *rank = started->rank();
-  *size = started->size();
-  return Report(status);
+  Status status = StartJob(ConfigOf(*config), /*mpi=*/true, &started);
+  if (status.ok()) *size = started->size();
+  return ReportStart(status, started, engine, rank);
 }
 
 int hvd_ext_start_local(const HvdExtConfig* config, int64_t* engine) {
   std::shared_ptr<Engine> started;
-  Status status = StartJob(ConfigOf(*config), /*mpi=*/false, PathsOf(*config), &started);
-  if (status.ok()) *engine = started->generation();
-  return Report(status);
+  Status status = StartJob(ConfigOf(*config), /*mpi=*/false, &started);
+  return ReportStart(status, started, engine, nullptr);
 }
 
 int hvd_ext_start_set(int64_t parent, const int32_t* ranks, int64_t n_ranks, int32_t number, const HvdExtConfig* config,
                       int64_t* engine, int32_t* rank) {
   std::shared_ptr<Engine> started;
-  Status status =
-      StartSet(parent, std::vector<int>(ranks, ranks + n_ranks), number, ConfigOf(*config), PathsOf(*config), &started);
-  if (!status.ok()) return Report(status);
-  *engine = started->generation();
-  *rank = started->rank();
-  return Report(status);
+  Status status = StartSet(parent, std::vector<int>(ranks, ranks + n_ranks), number, ConfigOf(*config), &started);
+  return ReportStart(status, started, engine, rank);
 }
 
 int hvd_ext_stop(int64_t engine, int32_t together, int32_t* alone) {
@@ -222,57 +223,47 @@ void hvd_ext_finish_mpi(int32_t failed, int32_t code) { FinishJob(failed != 0, c
 void hvd_ext_abort(int32_t code) { AbortJob(code); }
 
 int hvd_ext_plan_add(int64_t engine, const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::Find(engine, &found);
-  return Report(status.ok() ? found->AddPlan(rows, n_rows, units, plan) : status);
+  return OnEngine(engine, [&](Engine* found) { return found->AddPlan(rows, n_rows, units, plan); });
 }
 
 int hvd_ext_plan_remove(int64_t plan) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfPlan(plan, &found);
-  return Report(status.ok() ? found->RemovePlan(plan) : status);
+  return On(Engine::OfPlan, plan, [&](Engine* engine) { return engine->RemovePlan(plan); });
 }
 
 int hvd_ext_channel_open(int64_t engine, const HvdExtChannel* spec, int64_t* channel) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::Find(engine, &found);
-  if (!status.ok()) return Report(status);
-  ChannelSpec native = SpecOf(*spec);
-  if (spec->partial != nullptr) native.partial = PartialOf(*spec->partial, found->size());
-  return Report(found->OpenChannel(std::move(native), channel));
+  return OnEngine(engine, [&](Engine* found) { return found->OpenChannel(SpecOf(*spec, found->size()), channel); });
 }
 
 int hvd_ext_channel_switch(int64_t channel, const HvdExtChannel* spec) {
-  return OnChannel(channel, [&](Engine* engine) { return engine->SwitchLayout(channel, SpecOf(*spec)); });
+  return OnChannel(channel,
+                   [&](Engine* engine) { return engine->SwitchLayout(channel, SpecOf(*spec, engine->size())); });
 }
 
 int hvd_ext_channel_at_step(int64_t channel, int64_t step, void (*call)(int64_t channel, int64_t step)) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  if (!status.ok()) return Report(status);
-  return Report(found->AtStep(channel, step, [=](int64_t begun) { call(channel, begun); }));
+  return OnChannel(channel, [&](Engine* engine) {
+    return engine->AtStep(channel, step, [=](int64_t begun) { call(channel, begun); });
+  });
 }
 
 int hvd_ext_channel_times(int64_t channel, int64_t most, int64_t n_tensors, int64_t* steps, double* begins_s,
                           double* ends_s, double* arrival_offset_s, int64_t* count) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  std::vector<StepTimes> times;
-  if (status.ok()) status = found->GetTimes(channel, most, &times);
-  if (!status.ok()) return Report(status);
-  *count = static_cast<int64_t>(times.size());
-  for (const StepTimes& one : times) {
-    *steps++ = one.step;
-    *begins_s++ = one.begin_s;
-    *ends_s++ = one.end_s;
-    if (arrival_offset_s == nullptr) continue;
-    if (static_cast<int64_t>(one.arrival_offset_s.size()) != n_tensors) {
-      return Report(Invalid("times of a channel: it has " + std::to_string(one.arrival_offset_s.size()) +
-                            " tensors, not " + std::to_string(n_tensors)));
+  return OnChannel(channel, [&](Engine* engine) {
+    std::vector<StepTimes> times;
+    HVD_EXT_RETURN_IF_ERROR(engine->GetTimes(channel, most, &times));
+    *count = static_cast<int64_t>(times.size());
+    for (const StepTimes& of_step : times) {
+      *steps++ = of_step.step;
+      *begins_s++ = of_step.begin_s;
+      *ends_s++ = of_step.end_s;
+      if (arrival_offset_s == nullptr) continue;
+      if (static_cast<int64_t>(of_step.arrival_offset_s.size()) != n_tensors) {
+        return Invalid("times of a channel: it has " + std::to_string(of_step.arrival_offset_s.size()) +
+                       " tensors, not " + std::to_string(n_tensors));
+      }
+      arrival_offset_s = std::copy(of_step.arrival_offset_s.begin(), of_step.arrival_offset_s.end(), arrival_offset_s);
     }
-    arrival_offset_s = std::copy(one.arrival_offset_s.begin(), one.arrival_offset_s.end(), arrival_offset_s);
-  }
-  return Report(status);
+    return Status::Ok();
+  });
 }
 
 int hvd_ext_channel_close(int64_t channel) {
@@ -285,18 +276,17 @@ int hvd_ext_channel_begin_step(int64_t channel) {
 
 int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const* inputs, void* const* outputs,
                            const int64_t* nbytes) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  if (!status.ok()) return Report(status);
-  bool begun = false;  // by hvd_ext_channel_begin_topk_step
-  status = found->HasDensity(channel, &begun);
-  if (status.ok() && !begun) status = found->BeginStep(channel);
-  Engine::CallerProgress progress(found.get());  // not before: what is called before a step may wait for the engine
-  int64_t ticket = 0;
-  for (int64_t i = 0; i < n_tensors && status.ok(); ++i) {
-    status = found->Submit(channel, i, inputs[i], nbytes[i], &ticket, &progress);
-  }
-  return Report(status.ok() ? CollectAll(found.get(), channel, ticket, n_tensors, outputs, nbytes, &progress) : status);
+  return OnChannel(channel, [&](Engine* engine) {
+    bool begun = false;  // by hvd_ext_channel_begin_topk_step
+    HVD_EXT_RETURN_IF_ERROR(engine->HasDensity(channel, &begun));
+    if (!begun) HVD_EXT_RETURN_IF_ERROR(engine->BeginStep(channel));
+    Engine::CallerProgress progress(engine);  // not before: what is called before a step may wait for the engine
+    int64_t ticket = 0;
+    for (int64_t i = 0; i < n_tensors; ++i) {
+      HVD_EXT_RETURN_IF_ERROR(engine->Submit(channel, i, inputs[i], nbytes[i], &ticket, &progress));
+    }
+    return CollectAll(engine, channel, ticket, n_tensors, outputs, nbytes, &progress);
+  });
 }
 
 int hvd_ext_channel_submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket) {
@@ -305,9 +295,9 @@ int hvd_ext_channel_submit(int64_t channel, int64_t tensor, const void* data, in
 
 int hvd_ext_channel_collect(int64_t channel, int64_t ticket, int64_t n_tensors, void* const* outputs,
                             const int64_t* nbytes) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? CollectAll(found.get(), channel, ticket, n_tensors, outputs, nbytes, nullptr) : status);
+  return OnChannel(channel, [&](Engine* engine) {
+    return CollectAll(engine, channel, ticket, n_tensors, outputs, nbytes, nullptr);
+  });
 }
 
 int hvd_ext_channel_begin_topk_step(int64_t channel, double density, float momentum) {
@@ -321,16 +311,13 @@ int hvd_ext_channel_end_step(int64_t channel, int32_t commit) {
 }
 
 int hvd_ext_channel_state(int64_t channel, int64_t bucket, int64_t values[4]) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  FeedbackShard shard;
-  if (status.ok()) status = found->GetFeedback(channel, bucket, &shard);
-  if (!status.ok()) return Report(status);
-  values[0] = shard.begin;
-  values[1] = shard.elements;
-  values[2] = shard.has_velocity ? 1 : 0;
-  values[3] = 0;
-  return Report(status);
+  return OnChannel(channel, [&](Engine* engine) {
+    FeedbackShard shard;
+    HVD_EXT_RETURN_IF_ERROR(engine->GetFeedback(channel, bucket, &shard));
+    const int64_t found[4] = {shard.begin, shard.elements, shard.has_velocity ? 1 : 0, 0};
+    std::copy_n(found, 4, values);
+    return Status::Ok();
+  });
 }
 
 int hvd_ext_channel_state_read(int64_t channel, int64_t bucket, int32_t which, float* to) {
@@ -346,15 +333,14 @@ int hvd_ext_channel_state_write(int64_t channel, int64_t bucket, int32_t which, 
 }
 
 int hvd_ext_channel_topk_statistics(int64_t channel, int64_t values[6]) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  TopKStatistics statistics;
-  if (status.ok()) status = found->GetTopKStatistics(channel, &statistics);
-  if (!status.ok()) return Report(status);
-  const int64_t counted[6] = {statistics.entries,     statistics.value_nbytes, statistics.index_nbytes,
-                              statistics.head_nbytes, statistics.committed,    statistics.dropped};
-  std::copy_n(counted, 6, values);
-  return Report(status);
+  return OnChannel(channel, [&](Engine* engine) {
+    TopKStatistics statistics;
+    HVD_EXT_RETURN_IF_ERROR(engine->GetTopKStatistics(channel, &statistics));
+    const int64_t counted[6] = {statistics.entries,     statistics.value_nbytes, statistics.index_nbytes,
+                                statistics.head_nbytes, statistics.committed,    statistics.dropped};
+    std::copy_n(counted, 6, values);
+    return Status::Ok();
+  });
 }
 
 int hvd_ext_channel_give_result(int64_t channel, int64_t tensor, const void* data, int64_t nbytes) {
@@ -374,18 +360,17 @@ int hvd_ext_channel_leave(int64_t channel) {
 }
 
 int hvd_ext_channel_next_round(int64_t channel, int32_t* more) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  if (!status.ok()) return Report(status);
-  auto waiting = std::make_shared<Waiting>(1);
-  auto found_more = std::make_shared<bool>(false);
-  found->AwaitRound(channel, [=](const Status& s, bool answer) {
-    *found_more = answer;
-    waiting->End(s);
+  return OnChannel(channel, [&](Engine* engine) {
+    auto waiting = std::make_shared<Waiting>(1);
+    auto found_more = std::make_shared<bool>(false);
+    engine->AwaitRound(channel, [=](const Status& s, bool answer) {
+      *found_more = answer;
+      waiting->End(s);
+    });
+    Status status = waiting->Wait(nullptr);
+    *more = *found_more ? 1 : 0;
+    return status;
   });
-  status = waiting->Wait(nullptr);
-  *more = *found_more ? 1 : 0;
-  return Report(status);
 }
 
 int hvd_ext_channel_progress(int64_t channel, int64_t* step, int64_t* over) {
@@ -403,37 +388,36 @@ int hvd_ext_channel_set_flags(int64_t channel, int64_t flags) {
 int hvd_ext_channel_rounds(int64_t channel, int64_t first, int64_t most, int64_t size, int64_t* numbers,
                            double* begins_s, double* finished_s, double* waited_s, int64_t* arrived, int64_t* flags,
                            double* announced_s, int64_t* count) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  if (!status.ok()) return Report(status);
-  if (size != found->size()) {
-    return Report(Invalid("rounds of a channel: it has " + std::to_string(found->size()) + " ranks, not " +
-                          std::to_string(size)));
-  }
-  std::vector<RoundInfo> rounds;
-  status = found->GetRounds(channel, first, most, &rounds);
-  *count = 0;
-  for (const RoundInfo& round : rounds) {
-    numbers[*count] = round.round;
-    begins_s[*count] = round.begin_s;
-    finished_s[*count] = round.over_s;
-    waited_s[*count] = round.waited_s;
-    std::copy(round.arrived.begin(), round.arrived.end(), arrived + *count * size);
-    std::copy(round.flags.begin(), round.flags.end(), flags + *count * size);
-    std::fill_n(announced_s + *count * size, size, 0.0);
-    std::copy(round.announced_s.begin(), round.announced_s.end(), announced_s + *count * size);
-    ++*count;
-  }
-  return Report(status);
+  return OnChannel(channel, [&](Engine* engine) {
+    if (size != engine->size()) {
+      return Invalid("rounds of a channel: it has " + std::to_string(engine->size()) + " ranks, not " +
+                     std::to_string(size));
+    }
+    std::vector<RoundInfo> rounds;
+    Status status = engine->GetRounds(channel, first, most, &rounds);
+    *count = 0;
+    for (const RoundInfo& round : rounds) {
+      numbers[*count] = round.round;
+      begins_s[*count] = round.begin_s;
+      finished_s[*count] = round.over_s;
+      waited_s[*count] = round.waited_s;
+      std::copy(round.arrived.begin(), round.arrived.end(), arrived + *count * size);
+      std::copy(round.flags.begin(), round.flags.end(), flags + *count * size);
+      std::fill_n(announced_s + *count * size, size, 0.0);
+      std::copy(round.announced_s.begin(), round.announced_s.end(), announced_s + *count * size);
+      ++*count;
+    }
+    return status;
+  });
 }
 
 int hvd_ext_channel_held_read(int64_t channel, int64_t tensor, void* to, int32_t* held) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  bool any = false;
-  if (status.ok()) status = found->ReadHeld(channel, tensor, to, &any);
-  *held = any ? 1 : 0;
-  return Report(status);
+  return OnChannel(channel, [&](Engine* engine) {
+    bool any = false;
+    Status status = engine->ReadHeld(channel, tensor, to, &any);
+    *held = any ? 1 : 0;
+    return status;
+  });
 }
 
 int hvd_ext_channel_held_write(int64_t channel, int64_t tensor, const void* from) {
@@ -441,10 +425,10 @@ int hvd_ext_channel_held_write(int64_t channel, int64_t tensor, const void* from
 }
 
 int hvd_ext_refuse(int64_t engine, const char* name, const char* why) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::Find(engine, &found);
-  if (status.ok()) found->Refuse(name, why);
-  return Report(status);
+  return OnEngine(engine, [&](Engine* found) {
+    found->Refuse(name, why);
+    return Status::Ok();
+  });
 }
 
 void hvd_ext_interrupt(void) { Interrupts::EndAll(); }
@@ -453,81 +437,69 @@ int32_t hvd_ext_raise_after_error(void) { return Interrupts::RaiseAfterError() ?
 
 int hvd_ext_exchange(int64_t engine, const char* name, const void* payload, int64_t nbytes, void** result,
                      const char** data, const int64_t** offsets) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::Find(engine, &found);
-  if (!status.ok()) return Report(status);
-  auto waiting = std::make_shared<Waiting>(1);
-  Engine::CallerProgress progress(found.get());
-  found->Exchange(name, std::string(static_cast<const char*>(payload), static_cast<size_t>(nbytes)),
-                  [waiting](const Status& s, const std::vector<std::string>& payloads) {
-                    waiting->payloads = payloads;
-                    waiting->End(s);
-                  });
-  status = waiting->Wait(&progress);
-  if (!status.ok()) return Report(status);
-  auto* exchanged = new ExchangeResult;
-  exchanged->offsets.push_back(0);
-  for (const std::string& part : waiting->payloads) {
-    exchanged->data += part;
-    exchanged->offsets.push_back(static_cast<int64_t>(exchanged->data.size()));
-  }
-  *result = exchanged;
-  *data = exchanged->data.data();
-  *offsets = exchanged->offsets.data();
-  return Report(Status::Ok());
+  return OnEngine(engine, [&](Engine* found) {
+    auto waiting = std::make_shared<Waiting>(1);
+    Engine::CallerProgress progress(found);
+    found->Exchange(name, std::string(static_cast<const char*>(payload), static_cast<size_t>(nbytes)),
+                    [waiting](const Status& s, const std::vector<std::string>& payloads) {
+                      waiting->payloads = payloads;
+                      waiting->End(s);
+                    });
+    HVD_EXT_RETURN_IF_ERROR(waiting->Wait(&progress));
+    auto* exchanged = new ExchangeResult;
+    exchanged->offsets.push_back(0);
+    for (const std::string& part : waiting->payloads) {
+      exchanged->data += part;
+      exchanged->offsets.push_back(static_cast<int64_t>(exchanged->data.size()));
+    }
+    *result = exchanged;
+    *data = exchanged->data.data();
+    *offsets = exchanged->offsets.data();
+    return Status::Ok();
+  });
 }
 
 void hvd_ext_exchange_free(void* result) { delete static_cast<ExchangeResult*>(result); }
 
 int hvd_ext_statistics(int64_t engine, int64_t values[5]) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::Find(engine, &found);
-  if (!status.ok()) return Report(status);
-  Statistics statistics = found->GetStatistics();
-  values[0] = statistics.buckets;
-  values[1] = statistics.calls;
-  values[2] = statistics.segments;
-  values[3] = statistics.bytes_sent;
-  values[4] = statistics.bytes_received;
-  return Report(Status::Ok());
+  return OnEngine(engine, [&](Engine* found) {
+    const Statistics statistics = found->GetStatistics();
+    const int64_t counted[5] = {statistics.buckets, statistics.calls, statistics.segments, statistics.bytes_sent,
+                                statistics.bytes_received};
+    std::copy_n(counted, 5, values);
+    return Status::Ok();
+  });
 }
 
 int hvd_ext_trace_start(int64_t capacity) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::Find(kJob, &found);
-  return Report(status.ok() ? found->StartTrace(capacity) : status);
+  return OnEngine(kJob, [&](Engine* engine) { return engine->StartTrace(capacity); });
 }
 
 int hvd_ext_trace_stop(void) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::Find(kJob, &found);
-  if (status.ok()) found->StopTrace();
-  return Report(status);
+  return OnEngine(kJob, [](Engine* engine) {
+    engine->StopTrace();
+    return Status::Ok();
+  });
 }
 
 int hvd_ext_trace_read(void* records, int64_t most, int64_t* count, int64_t* dropped) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::Find(kJob, &found);
-  if (!status.ok()) return Report(status);
-  *count = found->trace().Read(static_cast<TraceRecord*>(records), most, dropped);
-  return Report(Status::Ok());
+  return OnEngine(kJob, [&](Engine* engine) {
+    *count = engine->trace().Read(static_cast<TraceRecord*>(records), most, dropped);
+    return Status::Ok();
+  });
 }
 
 int hvd_ext_test_add(int32_t dtype, void* accumulator, const void* x, int64_t elements) {
-  DType type = static_cast<DType>(dtype);
-  if (SizeOf(type) == 0 || type == DType::kBytes)
-    return Report(Invalid("dtype (" + std::to_string(dtype) + ") cannot be summed"));
-  Add(type, accumulator, x, elements);
-  return Report(Status::Ok());
+  Status status = CheckNumbers(dtype, "summed");
+  if (status.ok()) Add(static_cast<DType>(dtype), accumulator, x, elements);
+  return Report(status);
 }
 
 int hvd_ext_test_divide(int32_t dtype, void* data, int64_t divisor, int64_t elements) {
-  DType type = static_cast<DType>(dtype);
-  if (SizeOf(type) == 0 || type == DType::kBytes)
-    return Report(Invalid("dtype (" + std::to_string(dtype) + ") cannot be divided"));
-  if (divisor == 0) return Report(Invalid("divisor (0) must not be zero"));
-  Divide(type, data, divisor, elements);
-  return Report(Status::Ok());
+  Status status = CheckNumbers(dtype, "divided");
+  if (status.ok() && divisor == 0) status = Invalid("divisor (0) must not be zero");
+  if (status.ok()) Divide(static_cast<DType>(dtype), data, divisor, elements);
+  return Report(status);
 }
 
 int hvd_ext_test_decode(const int64_t* rows, int64_t n_rows, int64_t units, int32_t rank, int32_t size) {

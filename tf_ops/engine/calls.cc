@@ -146,7 +146,7 @@ void Calls::Announce(std::shared_ptr<OpenCall> call) {
   }
   call->since_s = call->heard_s = core_->now_s;
   int64_t id = next_++;
-  CallAnnouncement announcement = hvd_ext::Announce(id, call->spec, std::move(call->payload));
+  CallAnnouncement announcement{call->spec, id, std::nullopt, std::move(call->payload)};
   open_[id] = std::move(call);  // before the message: whatever happens to it, the call is ended
   control_->Send(0, std::move(announcement));
 }

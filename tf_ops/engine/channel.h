@@ -16,7 +16,6 @@
 #include "engine/arriving.h"
 #include "engine/buffer_pool.h"
 #include "engine/channel_step.h"
-#include "engine/delivery.h"
 #include "engine/engine.h"
 #include "engine/layout.h"
 #include "engine/sparse_run.h"

@@ -7,13 +7,24 @@
 #include <vector>
 
 #include "engine/buffer_pool.h"
-#include "engine/delivery.h"
 #include "engine/engine.h"
 #include "engine/error_feedback.h"
 #include "engine/layout.h"
 #include "engine/trace.h"
 
 namespace hvd_ext {
+
+// A collect that has come to its end: call `deliver(status, data, memory)`, then let go of `memory`.
+struct Delivery {
+  Deliver deliver;
+  Status status;
+  const void* data = nullptr;
+  Memory memory;
+};
+
+inline void DeliverAll(const std::vector<Delivery>& ended) {
+  for (const Delivery& delivery : ended) delivery.deliver(delivery.status, delivery.data, delivery.memory);
+}
 
 // What a bucket of a layout carries from step to step.
 struct BucketState {

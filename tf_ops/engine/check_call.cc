@@ -6,18 +6,12 @@
 #include "engine/coordinator.h"
 
 namespace hvd_ext {
-namespace {
 
 bool IsDivided(Kind kind) {
   return kind == Kind::kAllgather || kind == Kind::kReducescatter || kind == Kind::kAlltoall;
 }
 
-}  // namespace
-
-bool NeedsPlan(Kind kind) {
-  return kind == Kind::kAllreduce || kind == Kind::kAllgather || kind == Kind::kBroadcast ||
-         kind == Kind::kReducescatter || kind == Kind::kAlltoall;
-}
+bool NeedsPlan(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kBroadcast || IsDivided(kind); }
 
 Status CheckUnits(const CallSpec& spec, int64_t units, int64_t size) {
   if (!IsDivided(spec.kind)) return Status::Ok();

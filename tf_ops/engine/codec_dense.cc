@@ -14,7 +14,6 @@ class Plain : public DenseCodec {
   void Write(Queue* queue, char* message, char* data, int64_t elements, int32_t) const override {
     queue->Copy(message, data, Nbytes(elements));
   }
-  int32_t Terms(const char*, int64_t) const override { return 1; }
   void Read(Queue* queue, const char* message, char* data, int64_t elements) const override {
     queue->Copy(data, message, Nbytes(elements));
   }
@@ -28,77 +27,56 @@ class Plain : public DenseCodec {
   const ReduceOp op_;
 };
 
+// Sums that are sent as float16 are scaled. A sum of n values is sent divided by a power of two from n on, and so does
+// not leave float16's range where the values are in it; their number is sent behind it. Scaling by the number of values
+// that a message holds, and not by that of the ranks, keeps the small values of the first rounds out of float16's
+// denormals.
 class Half : public DenseCodec {
  public:
-  Half(DType wire, ReduceOp op) : wire_(wire), op_(op) {}
+  Half(DType wire, ReduceOp op)
+      : wire_(wire), op_(op), scales_(wire == DType::kFloat16 && (op == ReduceOp::kSum || op == ReduceOp::kAverage)) {}
 
-  int64_t Nbytes(int64_t elements) const override { return 2 * elements; }
-  void Write(Queue* queue, char* message, char* data, int64_t elements, int32_t) const override {
-    queue->Narrow(wire_, message, Floats(data), elements, 1);
+  bool CountsTerms() const override { return scales_; }
+  int64_t Nbytes(int64_t elements) const override {
+    return 2 * elements + (scales_ ? static_cast<int64_t>(sizeof(int32_t)) : 0);
   }
-  int32_t Terms(const char*, int64_t) const override { return 1; }
-  void Read(Queue* queue, const char* message, char* data, int64_t elements) const override {
-    queue->Widen(wire_, Floats(data), message, elements, 1);
-  }
-  void Combine(Queue* queue, const char* message, char* data, int64_t elements) const override {
-    queue->CombineWidened(op_, wire_, Floats(data), message, elements);
-  }
-  void Finish(Queue* queue, char* data, int64_t elements, int) const override {
-    queue->Round(wire_, Floats(data), elements, 1);
-  }
-
- protected:
-  static float* Floats(char* data) { return reinterpret_cast<float*>(data); }
-
- private:
-  const DType wire_;
-  const ReduceOp op_;
-};
-
-// Sums that are sent as float16. A sum of n values is sent divided by a power of two from n on, and so does not leave
-// float16's range where the values are in it; their number is sent behind it. Scaling by the number of values that a
-// message holds, and not by that of the ranks, keeps the small values of the first rounds out of float16's denormals.
-class ScaledHalf : public Half {
- public:
-  explicit ScaledHalf(ReduceOp op) : Half(kWire, op) {}
-
-  bool CountsTerms() const override { return true; }
-  int64_t Nbytes(int64_t elements) const override { return 2 * elements + static_cast<int64_t>(sizeof(int32_t)); }
   void Write(Queue* queue, char* message, char* data, int64_t elements, int32_t terms) const override {
-    std::memcpy(message + 2 * elements, &terms, sizeof(terms));
-    queue->Narrow(kWire, message, Floats(data), elements, Scale(terms));
+    if (scales_) std::memcpy(message + 2 * elements, &terms, sizeof(terms));
+    queue->Narrow(wire_, message, Floats(data), elements, Scale(terms));
   }
   int32_t Terms(const char* message, int64_t elements) const override {
     int32_t terms = 1;
-    std::memcpy(&terms, message + 2 * elements, sizeof(terms));
+    if (scales_) std::memcpy(&terms, message + 2 * elements, sizeof(terms));
     return terms;
   }
   void Read(Queue* queue, const char* message, char* data, int64_t elements) const override {
-    queue->Widen(kWire, Floats(data), message, elements, Scale(Terms(message, elements)));
+    queue->Widen(wire_, Floats(data), message, elements, Scale(Terms(message, elements)));
   }
   void Combine(Queue* queue, const char* message, char* data, int64_t elements) const override {
-    queue->AddWidened(kWire, Floats(data), message, elements, Scale(Terms(message, elements)));
+    if (!scales_) return queue->CombineWidened(op_, wire_, Floats(data), message, elements);
+    queue->AddWidened(wire_, Floats(data), message, elements, Scale(Terms(message, elements)));
   }
   void Finish(Queue* queue, char* data, int64_t elements, int ranks) const override {
-    queue->Round(kWire, Floats(data), elements, Scale(ranks));
+    queue->Round(wire_, Floats(data), elements, Scale(ranks));
   }
 
  private:
-  static constexpr DType kWire = DType::kFloat16;
-
-  static float Scale(int32_t terms) {
+  static float* Floats(char* data) { return reinterpret_cast<float*>(data); }
+  float Scale(int32_t terms) const {
     float scale = 1;
-    while (scale < static_cast<float>(terms)) scale *= 2;
+    while (scales_ && scale < static_cast<float>(terms)) scale *= 2;
     return scale;
   }
+
+  const DType wire_;
+  const ReduceOp op_;
+  const bool scales_;
 };
 
 }  // namespace
 
 std::unique_ptr<const DenseCodec> MakeDenseCodec(DType dtype, std::optional<DType> wire, ReduceOp op) {
   if (!wire) return std::make_unique<Plain>(dtype, op);
-  const bool sums = op == ReduceOp::kSum || op == ReduceOp::kAverage;
-  if (*wire == DType::kFloat16 && sums) return std::make_unique<ScaledHalf>(op);
   return std::make_unique<Half>(*wire, op);
 }
 

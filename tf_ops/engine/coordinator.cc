@@ -1,6 +1,7 @@
 #include "engine/coordinator.h"
 
 #include <algorithm>
+#include <iterator>
 #include <sstream>
 #include <utility>
 
@@ -10,41 +11,20 @@ namespace hvd_ext {
 namespace {
 
 const char* NameOfKind(Kind kind) {
-  switch (kind) {
-    case Kind::kAllreduce:
-      return "allreduce";
-    case Kind::kAllgather:
-      return "allgather";
-    case Kind::kBroadcast:
-      return "broadcast";
-    case Kind::kBarrier:
-      return "barrier";
-    case Kind::kExchange:
-      return "exchange";
-    case Kind::kReducescatter:
-      return "reducescatter";
-    case Kind::kAlltoall:
-      return "alltoall";
-  }
-  return "unknown call";
+  constexpr const char* kNames[] = {"allreduce", "allgather",     "broadcast", "barrier",
+                                    "exchange",  "reducescatter", "alltoall"};
+  const size_t number = static_cast<size_t>(kind);
+  return number < std::size(kNames) ? kNames[number] : "unknown call";
 }
 
 // "allreduce", or what the user has called
-std::string LabelOf(Kind kind, const std::string& signature) {
-  return signature.empty() ? NameOfKind(kind) : signature.substr(0, signature.find('\n'));
+std::string LabelOf(const CallTerms& call) {
+  return call.signature.empty() ? NameOfKind(call.kind) : call.signature.substr(0, call.signature.find('\n'));
 }
-
-std::string LabelOf(const CallAnnouncement& a) { return LabelOf(a.kind, a.signature); }
-
-std::string NameOfCall(const CallAnnouncement& a) { return LabelOf(a) + " '" + a.name + "'"; }
 
 bool AnyFirstDimension(Kind kind) { return kind == Kind::kAllgather || kind == Kind::kAlltoall; }
 
-std::string ListOf(const std::vector<int64_t>& numbers) {
-  std::string text;
-  for (int64_t n : numbers) text += (text.empty() ? "" : ", ") + std::to_string(n);
-  return "[" + text + "]";
-}
+std::string ListOf(const std::vector<int64_t>& numbers) { return "[" + Joined(numbers) + "]"; }
 
 // The rows that a rank sends to each rank (alltoall): its splits, or equal parts. Refuses splits that do not add up;
 // all ranks get the error, because they wait for this one.
@@ -147,27 +127,7 @@ std::string Difference(int rank, const CallAnnouncement& a, const CallAnnounceme
 
 }  // namespace
 
-CallAnnouncement Announce(int64_t id, const CallSpec& spec, std::string payload) {
-  CallAnnouncement announcement;
-  announcement.id = id;
-  announcement.name = spec.name;
-  announcement.kind = spec.kind;
-  announcement.dtype = spec.dtype;
-  announcement.op = spec.op;
-  announcement.root = spec.root;
-  announcement.plan_digest = spec.plan_digest;
-  announcement.segment_nbytes = spec.segment_nbytes;
-  announcement.wire = spec.wire;
-  announcement.counted = spec.counted;
-  announcement.shape = spec.shape;
-  announcement.splits = spec.splits;
-  announcement.signature = spec.signature;
-  announcement.users_dtype = spec.users_dtype;
-  announcement.payload = std::move(payload);
-  return announcement;
-}
-
-std::string NameOfCall(const CallSpec& spec) { return LabelOf(spec.kind, spec.signature) + " '" + spec.name + "'"; }
+std::string NameOfCall(const CallTerms& call) { return LabelOf(call) + " " + Quoted(call.name); }
 
 Coordinator::Coordinator(int size, std::vector<int> numbers) : size_(size), numbers_(std::move(numbers)) {}
 
@@ -277,10 +237,13 @@ void Coordinator::Refuse(const Entry& entry, const Status& status, std::vector<O
   }
 }
 
+std::string Coordinator::NameOf(const Entry& entry) const {
+  const auto first = std::find(entry.here.begin(), entry.here.end(), 1) - entry.here.begin();
+  return NameOfCall(entry.announcements[static_cast<size_t>(first)]);
+}
+
 Status Coordinator::Gone(const Entry& entry) const {
-  size_t first = static_cast<size_t>(std::find(entry.here.begin(), entry.here.end(), 1) - entry.here.begin());
-  const CallAnnouncement& a = entry.announcements[first];
-  return Communication(NameOfCall(a) + ": " + HasLeft(Number(gone_)));
+  return Communication(NameOf(entry) + ": " + HasLeft(Number(gone_)));
 }
 
 void Coordinator::Leave(int rank, std::vector<Outgoing>* out) {
@@ -297,9 +260,7 @@ std::string Coordinator::Waits(const Entry& entry, double waited_s) const {
   for (int rank = 0; rank < size_; ++rank) {
     if (!entry.here[static_cast<size_t>(rank)]) missing.push_back(Number(rank));
   }
-  size_t first = static_cast<size_t>(std::find(entry.here.begin(), entry.here.end(), 1) - entry.here.begin());
-  const CallAnnouncement& a = entry.announcements[first];
-  return WaitsForCall(NameOfCall(a) + InSet(numbers_), waited_s, missing);
+  return WaitsForCall(NameOf(entry) + InSet(numbers_), waited_s, missing);
 }
 
 bool Coordinator::Awaited(const Entry& entry) const {

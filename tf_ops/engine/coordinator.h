@@ -19,10 +19,8 @@
 
 namespace hvd_ext {
 
-// `payload` is an exchange's.
-CallAnnouncement Announce(int64_t id, const CallSpec& spec, std::string payload);
 // "allreduce 'x'"
-std::string NameOfCall(const CallSpec& spec);
+std::string NameOfCall(const CallTerms& call);
 
 struct Outgoing {
   int peer;
@@ -63,6 +61,7 @@ class Coordinator {
   Status Compare(const Entry& entry) const;
   std::string Waits(const Entry& entry, double waited_s) const;
   void Refuse(const Entry& entry, const Status& status, std::vector<Outgoing>* out) const;
+  std::string NameOf(const Entry& entry) const;  // as the first rank that is here calls it
   Status Gone(const Entry& entry) const;
   int Number(int rank) const;
 

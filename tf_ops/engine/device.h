@@ -58,10 +58,7 @@ class Device {
   virtual void Pin(char* data, int64_t nbytes) = 0;
   virtual void Unpin(char* data) = 0;
   // What lies there is not used any more, by operations that are queued later. For devices that check their use.
-  virtual void Forget(const char* data, int64_t nbytes) {
-    static_cast<void>(data);
-    static_cast<void>(nbytes);
-  }
+  virtual void Forget(const char* /*data*/, int64_t /*nbytes*/) {}
 };
 
 const std::shared_ptr<Device>& HostDevice();

@@ -24,9 +24,8 @@ constexpr int64_t kCopyNbytes = 128 << 10;
 constexpr int64_t kCopiedPerPass = 64 << 10;
 
 Status CheckConfig(const Config& config) {
-  if (config.window < 1 || config.window > 1024) {
-    return Invalid("window (" + std::to_string(config.window) + ") must be in [1, 1024]");
-  }
+  HVD_EXT_RETURN_IF_ERROR(
+      Require(config.window >= 1 && config.window <= 1024, "window", config.window, "must be in [1, 1024]"));
   for (double seconds : {config.stall_warn_s, config.stall_fatal_s}) {
     if (!(seconds >= 0))
       return Invalid("stall_warn_s and stall_fatal_s must not be negative, one is " + std::to_string(seconds));
@@ -47,9 +46,8 @@ Engine::~Engine() {
 Status Engine::Start(std::shared_ptr<Transport> transport, const Config& config, int64_t generation,
                      std::shared_ptr<Engine>* engine) {
   HVD_EXT_RETURN_IF_ERROR(CheckConfig(config));
-  if (generation < 0 || generation > std::numeric_limits<int32_t>::max()) {
-    return Invalid("generation (" + std::to_string(generation) + ") must be in [0, 2^31)");
-  }
+  const bool fits = generation >= 0 && generation <= std::numeric_limits<int32_t>::max();
+  HVD_EXT_RETURN_IF_ERROR(Require(fits, "generation", generation, "must be in [0, 2^31)"));
   HVD_EXT_RETURN_IF_ERROR(CheckLane(kCallsLane, config.window, transport->largest_tag()));
   std::shared_ptr<Engine> started(new Engine());
   auto state = std::make_shared<State>(std::move(transport), config, generation);
@@ -103,11 +101,14 @@ Status Engine::OpenChannel(ChannelSpec spec, int64_t* channel) {
 
 Status Engine::State::PostRounds(const PartialChannel& partial,
                                  std::function<void(PartialRounds*, int64_t lane)> work) {
-  bool posted = inbox.Post([this, lane = partial.channel->lane(), work = std::move(work)] {
+  return Post([this, lane = partial.channel->lane(), work = std::move(work)] {
     AssertProgress();
     work(&rounds, lane);
   });
-  return posted ? Status::Ok() : registry.Usable();
+}
+
+Status Engine::State::Post(std::function<void()> work) {
+  return inbox.Post(std::move(work)) ? Status::Ok() : registry.Usable();
 }
 
 Status Engine::CloseChannel(int64_t channel) {
@@ -258,12 +259,11 @@ Status Engine::Submit(int64_t channel, int64_t tensor, const void* data, int64_t
 }
 
 Status Engine::State::PostReady(const std::shared_ptr<Channel>& channel) {
-  bool posted = inbox.Post([this, channel] {
+  return Post([this, channel] {
     AssertProgress();
     rounds.Arrive(channel->lane());
     lanes.StartRuns(channel);
   });
-  return posted ? Status::Ok() : registry.Usable();
 }
 
 void Engine::Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver deliver) {
@@ -301,7 +301,7 @@ Status Engine::SkipStep(int64_t channel, int64_t* ticket) {
 Status Engine::Flush(int64_t channel, int64_t ahead) {
   PartialChannel found;
   HVD_EXT_RETURN_IF_ERROR(state_->FindPartial(channel, &found));
-  if (ahead < 1) return Invalid("flush: ahead (" + std::to_string(ahead) + ") must be at least 1");
+  HVD_EXT_RETURN_IF_ERROR(Require(ahead >= 1, "flush: ahead", ahead, "must be at least 1"));
   found.gate->Flush(ahead);
   return Status::Ok();
 }
@@ -332,9 +332,7 @@ Status Engine::Progress(int64_t channel, int64_t* step, int64_t* over) {
 Status Engine::SetQuorum(int64_t channel, int64_t quorum) {
   PartialChannel found;
   HVD_EXT_RETURN_IF_ERROR(state_->FindPartial(channel, &found));
-  if (quorum < 1 || quorum > size()) {
-    return Invalid("quorum (" + std::to_string(quorum) + ") must be in [1, " + std::to_string(size()) + "]");
-  }
+  HVD_EXT_RETURN_IF_ERROR(CheckQuorum("", quorum, size()));
   return state_->PostRounds(found, [quorum](PartialRounds* rounds, int64_t lane) {
     AssertProgress();
     rounds->SetQuorum(lane, quorum);
@@ -344,9 +342,8 @@ Status Engine::SetQuorum(int64_t channel, int64_t quorum) {
 Status Engine::SetFlags(int64_t channel, int64_t flags) {
   PartialChannel found;
   HVD_EXT_RETURN_IF_ERROR(state_->FindPartial(channel, &found));
-  if (flags < 0 || flags > std::numeric_limits<int32_t>::max()) {
-    return Invalid("flags (" + std::to_string(flags) + ") must be in [0, 2^31)");
-  }
+  const bool fits = flags >= 0 && flags <= std::numeric_limits<int32_t>::max();
+  HVD_EXT_RETURN_IF_ERROR(Require(fits, "flags", flags, "must be in [0, 2^31)"));
   found.gate->SetFlags(flags);
   return Status::Ok();
 }
@@ -376,11 +373,10 @@ Status Engine::WriteHeld(int64_t channel, int64_t tensor, const void* from) {
 
 Status Engine::State::Announce(const std::shared_ptr<OpenCall>& call) {
   HVD_EXT_RETURN_IF_ERROR(registry.UsableForCall(call->spec));
-  bool posted = inbox.Post([this, call] {
+  return Post([this, call] {
     AssertProgress();
     calls.Announce(call);
   });
-  return posted ? Status::Ok() : registry.Usable();
 }
 
 void Engine::Call(CallSpec spec, const void* input, Allocate allocate, Done done) {
@@ -410,9 +406,7 @@ void Engine::Refuse(const std::string& name, const std::string& why) {
   CallAnnouncement refusal;
   refusal.name = name;
   refusal.refusal = why;
-  CallSpec refused;
-  refused.name = name;
-  if (!state_->registry.UsableForCall(refused).ok()) return;
+  if (!state_->registry.UsableForCall(refusal).ok()) return;
   state_->inbox.Post([state = state_.get(), refusal] {
     AssertProgress();
     state->control.Send(0, refusal);
@@ -432,7 +426,7 @@ void Engine::Exchange(std::string name, std::string payload, Exchanged done) {
 }
 
 Status Engine::StartTrace(int64_t capacity) {
-  if (capacity < 1) return Invalid("trace: capacity (" + std::to_string(capacity) + ") must be at least 1 record");
+  HVD_EXT_RETURN_IF_ERROR(Require(capacity >= 1, "trace: capacity", capacity, "must be at least 1 record"));
   try {
     state_->core.trace.Start(capacity);
   } catch (const std::bad_alloc&) {

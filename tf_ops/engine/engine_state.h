@@ -34,6 +34,8 @@ class Engine::State {
   // the deliveries are made on this one, and `then` is left out.
   void PostDeliveries(std::vector<Delivery> ended, std::function<void()> then);
   Status Announce(const std::shared_ptr<OpenCall>& call);
+  // Has the engine's thread do the work. An error says why it cannot any more.
+  Status Post(std::function<void()> work);
   Status BeginStep(int64_t handle, const std::optional<TopKStep>& topk);
   // The same without the call that is due before a step. Fails the lane where parts of a broken step are on their way.
   Status BeginStep(const std::shared_ptr<Channel>& channel, const std::optional<TopKStep>& topk, bool skips,

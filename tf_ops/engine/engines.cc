@@ -72,13 +72,17 @@ Status Start(std::shared_ptr<Transport> transport, const Config& config, int64_t
   return Status::Ok();
 }
 
-// Puts the wanted paths in front of MPI.
-Status WithPaths(std::shared_ptr<Transport> mpi, const Paths& paths, std::shared_ptr<Transport>* transport) {
+// Puts in front of MPI what the configuration wants between hosts and inside a host.
+Status WithPaths(std::shared_ptr<Transport> mpi, const Config& config, std::shared_ptr<Transport>* transport) {
+  TcpOptions tcp;
+  tcp.use = config.tcp;
+  tcp.interfaces = config.interfaces;
+  tcp.inside_too = config.tcp_inside_too;
   std::shared_ptr<Transport> between;
-  HVD_EXT_RETURN_IF_ERROR(MakeTcpTransport(std::move(mpi), paths.tcp, &between));
+  HVD_EXT_RETURN_IF_ERROR(MakeTcpTransport(std::move(mpi), tcp, &between));
   std::shared_ptr<Arena> arena;
   int64_t capacity = Arena::DefaultCapacity();
-  bool wanted = paths.shared_memory && capacity > 0 && between->size() > 1;
+  bool wanted = config.shared_memory && capacity > 0 && between->size() > 1;
   if (wanted) Arena::Make(capacity, &arena);  // without one `between` carries everything
   return MakeHostTransport(std::move(between), std::move(arena), transport);
 }
@@ -91,18 +95,18 @@ Started Entry(int64_t generation) {
   return found == process.engines.end() ? Started() : found->second;
 }
 
+// Finds an engine by its generation, 0 being the job's. `gone` says what to answer where only others run.
+template <typename Gone>
+Status FindOr(int64_t generation, const Gone& gone, std::shared_ptr<Engine>* engine) {
+  if (IsForked()) return NoneRuns();
+  *engine = Entry(generation).engine;
+  if (*engine != nullptr) return Status::Ok();
+  return Entry(0).engine == nullptr ? NoneRuns() : gone();
+}
+
 Status OfHandle(const char* what, int64_t handle, std::shared_ptr<Engine>* engine) {
-  if (!IsForked()) {
-    Process& process = TheProcess();
-    MutexLock lock(&process.mutex);
-    auto found = process.engines.find(handle >> 32);
-    if (found != process.engines.end()) {
-      *engine = found->second.engine;
-      return Status::Ok();
-    }
-    if (process.job != 0) return OfStopped(what, handle);
-  }
-  return NoneRuns();
+  // No engine has generation 0: the job's engine, which is found for such a handle, refuses it in the same words.
+  return FindOr(handle >> 32, [&] { return OfStopped(what, handle); }, engine);
 }
 
 }  // namespace
@@ -114,7 +118,7 @@ Status OfStopped(const std::string& what, int64_t handle) {
                  "init()");
 }
 
-Status StartJob(const Config& config, bool mpi, const Paths& paths, std::shared_ptr<Engine>* engine) {
+Status StartJob(const Config& config, bool mpi, std::shared_ptr<Engine>* engine) {
   if (IsForked()) return Invalid(kForked);
   Process& process = TheProcess();
   std::lock_guard<std::mutex> life(process.life);
@@ -123,14 +127,14 @@ Status StartJob(const Config& config, bool mpi, const Paths& paths, std::shared_
   if (mpi) {
     std::shared_ptr<Transport> world;
     HVD_EXT_RETURN_IF_ERROR(MakeMpiTransport(&world));
-    HVD_EXT_RETURN_IF_ERROR(WithPaths(std::move(world), paths, &transport));
+    HVD_EXT_RETURN_IF_ERROR(WithPaths(std::move(world), config, &transport));
   } else {
     transport = MakeThreadTransports(1)[0];
   }
   return Start(std::move(transport), config, 0, engine);
 }
 
-Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config config, const Paths& paths,
+Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config config,
                 std::shared_ptr<Engine>* engine) {
   if (IsForked()) return Invalid(kForked);
   Process& process = TheProcess();
@@ -152,7 +156,7 @@ Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config c
   } else {
     std::shared_ptr<Transport> subset;
     HVD_EXT_RETURN_IF_ERROR(of.transport->Subset(ranks, tag, &subset));
-    HVD_EXT_RETURN_IF_ERROR(WithPaths(std::move(subset), paths, &transport));
+    HVD_EXT_RETURN_IF_ERROR(WithPaths(std::move(subset), config, &transport));
   }
   for (int rank : ranks) config.numbers.push_back(rank);
   std::lock_guard<std::mutex> life(process.life);
@@ -202,18 +206,12 @@ void FinishJob(bool failed, int code) {
 }
 
 Status Engine::Find(int64_t generation, std::shared_ptr<Engine>* engine) {
-  if (IsForked()) return NoneRuns();
-  Process& process = TheProcess();
-  MutexLock lock(&process.mutex);
-  auto found = process.engines.find(generation == 0 ? process.job : generation);
-  if (found == process.engines.end()) {
-    if (process.job == 0) return NoneRuns();
+  auto gone = [generation] {
     return Stopped("engine " + std::to_string(generation) +
                    " has been shut down (its process set was removed, or it is from before init()); a traced function "
                    "must be traced again");
-  }
-  *engine = found->second.engine;
-  return Status::Ok();
+  };
+  return FindOr(generation, gone, engine);
 }
 
 Status Engine::OfPlan(int64_t plan, std::shared_ptr<Engine>* engine) { return OfHandle("plan", plan, engine); }

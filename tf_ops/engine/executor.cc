@@ -315,11 +315,8 @@ Status Executor::TestTransfers(Segment* segment, bool* moved) {
   for (Transfer& transfer : segment->transfers) {
     if (transfer.request == nullptr) continue;
     bool done = false;
-    Status status = transport_->Test(transfer.request.get(), &done);
-    if (!status.ok()) {
-      status.message = segment->open->run.what + ": " + status.message;
-      return status;
-    }
+    const Status status = transport_->Test(transfer.request.get(), &done);
+    if (!status.ok()) return status.Named(segment->open->run.what);
     if (!done) continue;
     --segment->waiting;
     *moved = true;

@@ -5,14 +5,6 @@
 #include "engine/executor.h"
 
 namespace hvd_ext {
-namespace {
-
-Status Named(const std::string& what, Status status) {
-  if (!status.ok()) status.message = what + ": " + status.message;
-  return status;
-}
-
-}  // namespace
 
 SparseWork Executor::WorkOf(const Segment& segment) {
   return {transport_,
@@ -28,12 +20,13 @@ SparseWork Executor::WorkOf(const Segment& segment) {
 }
 
 Status Executor::PostVectors(Segment* segment) {
-  return Named(segment->open->run.what, segment->sparse->Post(WorkOf(*segment), segment->first_row, segment->next_row));
+  const Status posted = segment->sparse->Post(WorkOf(*segment), segment->first_row, segment->next_row);
+  return posted.Named(segment->open->run.what);
 }
 
 Status Executor::TestVectors(Segment* segment, bool* moved) {
   if (segment->sparse->waiting() == 0) return Status::Ok();
-  return Named(segment->open->run.what, segment->sparse->Test(WorkOf(*segment), moved));
+  return segment->sparse->Test(WorkOf(*segment), moved).Named(segment->open->run.what);
 }
 
 // Local rows work on the host: on the buffer, or on a copy of the units of the round, which is copied back.
@@ -61,7 +54,7 @@ Status Executor::RunLocalRows(Segment* segment) {
   }
   const SparseWork work = WorkOf(*segment);
   for (; segment->next_row < end; ++segment->next_row) {
-    HVD_EXT_RETURN_IF_ERROR(Named(segment->open->run.what, segment->sparse->RunLocal(work, rows[segment->next_row])));
+    HVD_EXT_RETURN_IF_ERROR(segment->sparse->RunLocal(work, rows[segment->next_row]).Named(segment->open->run.what));
   }
   if (segment->staged) segment->queue->Copy(DataOf(*segment, begin), segment->staged.data(), nbytes);
   segment->staged = Buffer();

@@ -15,46 +15,36 @@ using Object = void*;  // PyObject*
 
 // The part of Python's C interface that is needed, where this process has one. The engine is not linked with Python.
 struct Python {
-  int (*IsInitialized)();
-  int (*EnsureState)();
-  void (*ReleaseState)(int);
-  int (*CheckSignals)();
-  void (*Fetch)(Object*, Object*, Object*);
-  void (*Restore)(Object, Object, Object);
-  int (*AddPendingCall)(int (*)(void*), void*);
-  Object (*GetFrame)();
-  Object (*GetCaller)(Object);
-  Object (*GetCode)(Object);
-  Object (*GetAttribute)(Object, const char*);
-  const char* (*AsUtf8)(Object);
-  void (*Decrement)(Object);
-  void (*Increment)(Object);
-  Object* KeyboardInterrupt;
-  bool complete = true;
-
-  Python() {
-    Find("Py_IsInitialized", &IsInitialized);
-    Find("PyGILState_Ensure", &EnsureState);
-    Find("PyGILState_Release", &ReleaseState);
-    Find("PyErr_CheckSignals", &CheckSignals);
-    Find("PyErr_Fetch", &Fetch);
-    Find("PyErr_Restore", &Restore);
-    Find("Py_AddPendingCall", &AddPendingCall);
-    Find("PyEval_GetFrame", &GetFrame);
-    Find("PyFrame_GetBack", &GetCaller);
-    Find("PyFrame_GetCode", &GetCode);
-    Find("PyObject_GetAttrString", &GetAttribute);
-    Find("PyUnicode_AsUTF8", &AsUtf8);
-    Find("Py_DecRef", &Decrement);
-    Find("Py_IncRef", &Increment);
-    Find("PyExc_KeyboardInterrupt", &KeyboardInterrupt);
+  // A symbol of this process as a pointer of whatever type.
+  struct Symbol {
+    void* address;
+    template <typename Pointer>
+    operator Pointer() const {  // NOLINT: its use has the type
+      return reinterpret_cast<Pointer>(address);
+    }
+  };
+  Symbol Find(const char* name) {
+    Symbol symbol{dlsym(RTLD_DEFAULT, name)};
+    complete &= symbol.address != nullptr;
+    return symbol;
   }
 
-  template <typename Pointer>
-  void Find(const char* name, Pointer* pointer) {
-    *pointer = reinterpret_cast<Pointer>(dlsym(RTLD_DEFAULT, name));
-    complete &= *pointer != nullptr;
-  }
+  bool complete = true;  // above what Find finds
+  int (*IsInitialized)() = Find("Py_IsInitialized");
+  int (*EnsureState)() = Find("PyGILState_Ensure");
+  void (*ReleaseState)(int) = Find("PyGILState_Release");
+  int (*CheckSignals)() = Find("PyErr_CheckSignals");
+  void (*Fetch)(Object*, Object*, Object*) = Find("PyErr_Fetch");
+  void (*Restore)(Object, Object, Object) = Find("PyErr_Restore");
+  int (*AddPendingCall)(int (*)(void*), void*) = Find("Py_AddPendingCall");
+  Object (*GetFrame)() = Find("PyEval_GetFrame");
+  Object (*GetCaller)(Object) = Find("PyFrame_GetBack");
+  Object (*GetCode)(Object) = Find("PyFrame_GetCode");
+  Object (*GetAttribute)(Object, const char*) = Find("PyObject_GetAttrString");
+  const char* (*AsUtf8)(Object) = Find("PyUnicode_AsUTF8");
+  void (*Decrement)(Object) = Find("Py_DecRef");
+  void (*Increment)(Object) = Find("Py_IncRef");
+  Object* KeyboardInterrupt = Find("PyExc_KeyboardInterrupt");
 };
 
 const Python& ThePython() {

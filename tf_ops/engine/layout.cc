@@ -24,32 +24,22 @@ Status CheckSparse(const std::string& where, const BucketSpec& bucket, int64_t e
                    "; make the buckets smaller");
   }
   if (!IsVectorCodec(sparse.codec)) return Invalid(where + ": there is no codec " + Quoted(sparse.codec));
-  const int selector = static_cast<int>(sparse.selection.selector);
-  if (selector < static_cast<int>(Selector::kExact) || selector > static_cast<int>(Selector::kRandom)) {
-    return Invalid(where + ": selector (" + std::to_string(selector) + ") must be in [0, 4]");
-  }
-  if (sparse.selection.samplings < 1) {
-    return Invalid(where + ": samplings (" + std::to_string(sparse.selection.samplings) + ") must be at least 1");
-  }
-  if (!(sparse.selection.threshold >= 0)) {
-    return Invalid(where + ": threshold (" + std::to_string(sparse.selection.threshold) + ") must not be negative");
-  }
-  if (!(sparse.dense_above >= 0)) {
-    return Invalid(where + ": dense_above (" + std::to_string(sparse.dense_above) + ") must not be negative");
-  }
-  if (sparse.correction && !(sparse.correction->momentum >= 0 && sparse.correction->momentum < 1)) {
-    return Invalid(where + ": momentum (" + std::to_string(sparse.correction->momentum) + ") must be in [0, 1)");
-  }
-  if (sparse.value_wire != DType::kFloat32 && !IsWire(sparse.value_wire)) {
-    return Invalid(where + ": the selected values' dtype on the way (" +
-                   std::to_string(static_cast<int>(sparse.value_wire)) +
-                   ") must be float32, float16 or bfloat16 (0, 2 or 3)");
-  }
-  const int indices = static_cast<int>(sparse.indices);
-  if (indices < 0 || indices > static_cast<int>(SparseIndices::kBitmap)) {
-    return Invalid(where + ": indices (" + std::to_string(indices) + ") must be in [0, 3]");
-  }
-  return Status::Ok();
+  const DType value_wire = sparse.value_wire.value_or(DType::kFloat32);
+  HVD_EXT_RETURN_IF_ERROR(Require(sparse.selector >= Selector::kExact && sparse.selector <= Selector::kRandom,
+                                  where + ": selector", sparse.selector, "must be in [0, 4]"));
+  HVD_EXT_RETURN_IF_ERROR(
+      Require(sparse.samplings >= 1, where + ": samplings", sparse.samplings, "must be at least 1"));
+  HVD_EXT_RETURN_IF_ERROR(
+      Require(sparse.threshold >= 0, where + ": threshold", sparse.threshold, "must not be negative"));
+  HVD_EXT_RETURN_IF_ERROR(
+      Require(sparse.dense_above >= 0, where + ": dense_above", sparse.dense_above, "must not be negative"));
+  HVD_EXT_RETURN_IF_ERROR(Require(!sparse.has_momentum || (sparse.momentum >= 0 && sparse.momentum < 1),
+                                  where + ": momentum", sparse.momentum, "must be in [0, 1)"));
+  HVD_EXT_RETURN_IF_ERROR(Require(value_wire == DType::kFloat32 || IsWire(value_wire),
+                                  where + ": the selected values' dtype on the way", value_wire,
+                                  "must be float32, float16 or bfloat16 (0, 2 or 3)"));
+  return Require(sparse.indices >= SparseIndices::kSmallest && sparse.indices <= SparseIndices::kBitmap,
+                 where + ": indices", sparse.indices, "must be in [0, 3]");
 }
 
 }  // namespace
@@ -64,14 +54,10 @@ Status Layout::Check(const ChannelSpec& spec) {
   for (size_t i = 0; i < spec.buckets.size(); ++i) {
     const BucketSpec& bucket = spec.buckets[i];
     std::string where = name + "bucket " + std::to_string(i);
-    if (SizeOf(bucket.dtype) == 0 || bucket.dtype == DType::kBytes) {
-      return Invalid(where + ": dtype (" + std::to_string(static_cast<int>(bucket.dtype)) +
-                     ") must be one that can be summed");
-    }
-    if (bucket.op != ReduceOp::kSum && bucket.op != ReduceOp::kAverage) {
-      return Invalid(where + ": op (" + std::to_string(static_cast<int>(bucket.op)) +
-                     ") must be sum (0) or average (1)");
-    }
+    HVD_EXT_RETURN_IF_ERROR(Require(SizeOf(bucket.dtype) > 0 && bucket.dtype != DType::kBytes, where + ": dtype",
+                                    bucket.dtype, "must be one that can be summed"));
+    HVD_EXT_RETURN_IF_ERROR(Require(bucket.op == ReduceOp::kSum || bucket.op == ReduceOp::kAverage, where + ": op",
+                                    bucket.op, "must be sum (0) or average (1)"));
     HVD_EXT_RETURN_IF_ERROR(CheckWire(where + ": ", bucket.dtype, bucket.wire));
     if (bucket.tensors.empty()) return Invalid(where + ": it must hold a tensor");
     int64_t elements = 0;
@@ -88,8 +74,8 @@ Status Layout::Check(const ChannelSpec& spec) {
   for (size_t i = 0; i < uses.size(); ++i) {
     std::string tensor = name + "tensor " + Quoted(spec.tensor_names[i]);
     if (uses[i] != 1) return Invalid(tensor + " must be in exactly one bucket, it is in " + std::to_string(uses[i]));
-    if (spec.elements[i] < 0)
-      return Invalid(tensor + ": elements (" + std::to_string(spec.elements[i]) + ") must not be negative");
+    HVD_EXT_RETURN_IF_ERROR(
+        Require(spec.elements[i] >= 0, tensor + ": elements", spec.elements[i], "must not be negative"));
   }
   return Status::Ok();
 }

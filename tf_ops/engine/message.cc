@@ -2,8 +2,11 @@
 
 #include <array>
 #include <cstring>
+#include <tuple>
 #include <type_traits>
 #include <utility>
+
+#include "engine/check_call.h"
 
 namespace hvd_ext {
 namespace {
@@ -12,9 +15,8 @@ namespace {
 class Writer {
  public:
   template <typename... Values>
-  bool operator()(const Values&... values) {
+  void operator()(const Values&... values) {
     (Put(values), ...);
-    return true;
   }
 
   std::string Take() { return std::move(bytes_); }
@@ -126,14 +128,13 @@ bool Fits(const T&) {
 
 bool Fits(const CallAnnouncement& m) {
   if (m.refusal) return true;
-  bool has_rows = m.kind == Kind::kAllgather || m.kind == Kind::kReducescatter || m.kind == Kind::kAlltoall;
-  return m.kind >= Kind::kAllreduce && m.kind <= Kind::kAlltoall && (!has_rows || !m.shape.empty());
+  return m.kind >= Kind::kAllreduce && m.kind <= Kind::kAlltoall && (!IsDivided(m.kind) || !m.shape.empty());
 }
 
 template <typename T>
 bool ReadAs(Reader* reader, ControlMessage* message) {
   T& fields = message->emplace<T>();
-  return T::Fields(fields, *reader) && reader->AtEnd() && Fits(fields);
+  return std::apply(*reader, fields.Fields()) && reader->AtEnd() && Fits(fields);
 }
 
 template <size_t... kTypes>
@@ -149,7 +150,7 @@ bool Read(int64_t type, Reader* reader, ControlMessage* message, std::index_sequ
 std::string Encode(const ControlMessage& message) {
   Writer writer;
   writer(static_cast<int64_t>(message.index()));
-  std::visit([&](const auto& m) { std::decay_t<decltype(m)>::Fields(m, writer); }, message);
+  std::visit([&](const auto& m) { std::apply(writer, m.Fields()); }, message);
   return writer.Take();
 }
 

@@ -43,7 +43,7 @@ PartialGate::PartialGate(std::string channel, std::shared_ptr<const Layout> layo
       rank_(rank),
       size_(size),
       pool_(pool),
-      rounds_(spec.rules.staleness),
+      rounds_(spec.staleness),
       held_(layout_->buckets.size() - 1) {}
 
 PartialGate::Gradients PartialGate::Zeros(int64_t bucket) const {
@@ -277,9 +277,9 @@ void PartialGate::WriteHeld(int64_t tensor, const void* from) {
 
 bool PartialGate::TakeArrival(int64_t* step, bool* full) {
   MutexLock lock(&mutex_);
-  if (rounds_.arrived() <= told_) return false;
-  *step = told_ = rounds_.arrived();
-  *full = full_ == told_;
+  if (rounds_.arrived() <= announced_) return false;
+  *step = announced_ = rounds_.arrived();
+  *full = full_ == announced_;
   return true;
 }
 

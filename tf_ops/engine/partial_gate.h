@@ -17,7 +17,6 @@
 
 #include "base/mutex.h"
 #include "engine/buffer_pool.h"
-#include "engine/delivery.h"
 #include "engine/engine.h"
 #include "engine/layout.h"
 #include "engine/rounds.h"
@@ -105,9 +104,10 @@ class PartialGate : public StepGate {
   std::deque<RoundInfo> infos_ HVD_EXT_GUARDED_BY(mutex_);  // by number; that of an earlier round may come later
   std::map<int64_t, std::vector<double>> came_ HVD_EXT_GUARDED_BY(mutex_);  // of steps whose round is not over
   int64_t step_ HVD_EXT_GUARDED_BY(mutex_) = 0;                             // the newest that has begun on this rank
-  int64_t over_ HVD_EXT_GUARDED_BY(mutex_) = 0, told_ HVD_EXT_GUARDED_BY(mutex_) = 0;
-  int64_t last_ HVD_EXT_GUARDED_BY(mutex_) = -1;  // after the end: the last round
-  int64_t flush_ HVD_EXT_GUARDED_BY(mutex_) = 0;  // the step whose round is to take all ranks; 0: none
+  int64_t over_ HVD_EXT_GUARDED_BY(mutex_) = 0;
+  int64_t announced_ HVD_EXT_GUARDED_BY(mutex_) = 0;  // the newest arrival that rank 0 has been sent
+  int64_t last_ HVD_EXT_GUARDED_BY(mutex_) = -1;      // after the end: the last round
+  int64_t flush_ HVD_EXT_GUARDED_BY(mutex_) = 0;      // the step whose round is to take all ranks; 0: none
   int64_t full_ HVD_EXT_GUARDED_BY(mutex_) = 0;
   int64_t flags_ HVD_EXT_GUARDED_BY(mutex_) = 0;
   NextRound awaiting_ HVD_EXT_GUARDED_BY(mutex_);

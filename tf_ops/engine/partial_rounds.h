@@ -54,7 +54,7 @@ class PartialRounds {
   struct Lane : PartialChannel {
     explicit Lane(const PartialChannel& opened) : PartialChannel(opened) {}
     std::optional<RoundOpener> opener;  // on rank 0
-    int64_t told = 0;                   // the newest round that rank 0 has told of
+    int64_t announced = 0;              // the newest round that rank 0 has told of
     std::vector<int> relays;            // to whom this rank passes the word on
     int64_t watched = 0;                // the round that waits to be opened
     double waits_s = 0;                 // since when

@@ -20,10 +20,10 @@ Status Registry::Usable() const {
   return UsableNow();
 }
 
-Status Registry::UsableForCall(const CallSpec& spec) const {
+Status Registry::UsableForCall(const CallTerms& call) const {
   MutexLock lock(&mutex_);
   HVD_EXT_RETURN_IF_ERROR(UsableNow());
-  return left_ < 0 ? Status::Ok() : Communication(NameOfCall(spec) + ": " + core_->HasLeft(left_));
+  return left_ < 0 ? Status::Ok() : Communication(NameOfCall(call) + ": " + core_->HasLeft(left_));
 }
 
 Status Registry::PlanOf(int64_t handle, std::shared_ptr<const Plan>* plan) const {
@@ -78,6 +78,11 @@ Status Registry::FindPlan(int64_t handle, std::shared_ptr<const Plan>* plan) con
   return PlanOf(handle, plan);
 }
 
+Status CheckQuorum(const std::string& where, int64_t quorum, int size) {
+  return Require(quorum >= 1 && quorum <= size, where + "quorum", quorum,
+                 "must be in [1, " + std::to_string(size) + "]");
+}
+
 Status Registry::CheckPartial(const ChannelSpec& spec) const {
   const PartialSpec& partial = *spec.partial;
   const std::string where = "channel '" + spec.name + "': ";
@@ -85,17 +90,11 @@ Status Registry::CheckPartial(const ChannelSpec& spec) const {
     return Invalid(where + "it must have a host for each of the " + std::to_string(core_->size) + " ranks, it has " +
                    std::to_string(partial.hosts.size()));
   }
-  const int sync = static_cast<int>(partial.rules.sync);
-  if (sync < 0 || sync > static_cast<int>(Sync::kQuorum)) {
-    return Invalid(where + "sync (" + std::to_string(sync) + ") must be in [0, 3]");
-  }
-  if (partial.rules.quorum < 1 || partial.rules.quorum > core_->size) {
-    return Invalid(where + "quorum (" + std::to_string(partial.rules.quorum) + ") must be in [1, " +
-                   std::to_string(core_->size) + "]");
-  }
-  if (partial.rules.staleness < 0) {
-    return Invalid(where + "staleness (" + std::to_string(partial.rules.staleness) + ") must not be negative");
-  }
+  HVD_EXT_RETURN_IF_ERROR(Require(partial.sync >= Sync::kFull && partial.sync <= Sync::kQuorum, where + "sync",
+                                  partial.sync, "must be in [0, 3]"));
+  HVD_EXT_RETURN_IF_ERROR(CheckQuorum(where, partial.quorum, core_->size));
+  HVD_EXT_RETURN_IF_ERROR(
+      Require(partial.staleness >= 0, where + "staleness", partial.staleness, "must not be negative"));
   for (const BucketSpec& bucket : spec.buckets) {
     if (bucket.sparse) return Invalid(where + "a round that does not wait for all ranks can have no sparse bucket");
   }
@@ -123,7 +122,7 @@ Status Registry::OpenChannel(const ChannelSpec& given, int64_t* handle) {
     const int64_t table = static_cast<int64_t>(spec.tensor_names.size());
     spec.tensor_names.push_back("who takes part");
     spec.elements.push_back(PartialGate::TableElements(core_->size));
-    spec.buckets.push_back({DType::kInt32, ReduceOp::kSum, of.plan, of.segment_nbytes, {table}});
+    spec.buckets.push_back({DType::kInt32, {}, ReduceOp::kSum, of.plan, of.segment_nbytes, {table}});
   }
   MutexLock lock(&mutex_);
   HVD_EXT_RETURN_IF_ERROR(UsableNow());

@@ -21,6 +21,9 @@ namespace hvd_ext {
 // The answer to a handle whose engine does not run any more; `what` is "plan" or "channel".
 Status OfStopped(const std::string& what, int64_t handle);
 
+// Refuses a quorum of partial rounds that a job of this size cannot have.
+Status CheckQuorum(const std::string& where, int64_t quorum, int size);
+
 class Registry {
  public:
   Registry(Core* core, const Inbox* inbox) : core_(core), inbox_(inbox) {}
@@ -28,7 +31,7 @@ class Registry {
   // Whether the engine takes new work.
   Status Usable() const HVD_EXT_EXCLUDES(mutex_);
   // The same for a call, which needs all ranks.
-  Status UsableForCall(const CallSpec& spec) const HVD_EXT_EXCLUDES(mutex_);
+  Status UsableForCall(const CallTerms& call) const HVD_EXT_EXCLUDES(mutex_);
 
   Status AddPlan(std::shared_ptr<const Plan> plan, int64_t* handle) HVD_EXT_EXCLUDES(mutex_);
   Status RemovePlan(int64_t handle) HVD_EXT_EXCLUDES(mutex_);

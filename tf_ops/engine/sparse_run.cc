@@ -45,12 +45,7 @@ Status SparseRun::Post(const SparseWork& work, size_t first, size_t end) {
   for (bool sends : {false, true}) {
     for (Message& message : messages_) {
       if (message.sends != sends) continue;
-      message.requests.emplace_back();
-      const int peer = message.row->peer;
-      *(sends ? work.bytes_sent : work.bytes_received) += kHeadNbytes;
-      HVD_EXT_RETURN_IF_ERROR(
-          sends ? work.transport->Send(peer, work.label, message.head.data(), kHeadNbytes, &message.requests.back())
-                : work.transport->Recv(peer, work.label, message.head.data(), kHeadNbytes, &message.requests.back()));
+      HVD_EXT_RETURN_IF_ERROR(PostPiece(work, &message, message.head.data(), kHeadNbytes));
     }
   }
   for (Message& message : messages_) {
@@ -68,17 +63,18 @@ void SparseRun::Count(const Message& message) const {
   counters_->head_nbytes += kHeadNbytes;
 }
 
+Status SparseRun::PostPiece(const SparseWork& work, Message* message, char* data, int64_t nbytes) {
+  std::unique_ptr<Request>* request = &message->requests.emplace_back();
+  *(message->sends ? work.bytes_sent : work.bytes_received) += nbytes;
+  return message->sends ? work.transport->Send(message->row->peer, work.label, data, nbytes, request)
+                        : work.transport->Recv(message->row->peer, work.label, data, nbytes, request);
+}
+
 Status SparseRun::PostBody(const SparseWork& work, Message* message) {
   const int64_t nbytes = message->content->head.body_nbytes;
   char* body = message->content->body.data();
-  *(message->sends ? work.bytes_sent : work.bytes_received) += nbytes;
   for (int64_t at = 0; at < nbytes; at += kPieceNbytes) {
-    const int64_t length = std::min(kPieceNbytes, nbytes - at);
-    message->requests.emplace_back();
-    std::unique_ptr<Request>* request = &message->requests.back();
-    HVD_EXT_RETURN_IF_ERROR(message->sends
-                                ? work.transport->Send(message->row->peer, work.label, body + at, length, request)
-                                : work.transport->Recv(message->row->peer, work.label, body + at, length, request));
+    HVD_EXT_RETURN_IF_ERROR(PostPiece(work, message, body + at, std::min(kPieceNbytes, nbytes - at)));
   }
   return Status::Ok();
 }
@@ -117,11 +113,7 @@ Status SparseRun::Test(const SparseWork& work, bool* moved) {
     HVD_EXT_RETURN_IF_ERROR(TestRequests(work, &message, moved));
     char& blocked = blocked_[static_cast<size_t>(message.row->peer)];
     if (message.headless && message.requests.empty() && blocked == 0) {
-      Status taken = TakeHead(work, &message);
-      if (!taken.ok()) {
-        taken.message = "from rank " + std::to_string(message.row->peer) + ": " + taken.message;
-        return taken;
-      }
+      HVD_EXT_RETURN_IF_ERROR(TakeHead(work, &message).Named("from rank " + std::to_string(message.row->peer)));
     }
     if (message.headless) blocked = 1;
     if (message.headless || !message.requests.empty()) continue;
@@ -159,7 +151,7 @@ const VectorMessage* SparseRun::Find(const Row& row) const {
 Status SparseRun::RunLocal(const SparseWork& work, const Row& row) {
   const int64_t begin = work.ElementAt(row.begin), elements = work.ElementAt(row.begin + row.count) - begin;
   float* units = work.data + (begin - work.first);
-  const uint64_t seed = feedback_->spec().selection.seed + static_cast<uint64_t>(step_) * 0x9e3779b97f4a7c15u;
+  const uint64_t seed = feedback_->spec().seed + static_cast<uint64_t>(step_) * 0x9e3779b97f4a7c15u;
   const VectorWork vector_work{topk_, seed, work.scratch, work.pool};
   switch (row.opcode) {
     case Opcode::SELECT:

@@ -81,7 +81,9 @@ class SparseRun {
     std::shared_ptr<VectorMessage> content;
   };
 
-  Status PostBody(const SparseWork& work, Message* message);
+  // Posts one request for a piece of a message, and counts its bytes.
+  static Status PostPiece(const SparseWork& work, Message* message, char* data, int64_t nbytes);
+  static Status PostBody(const SparseWork& work, Message* message);
   Status TestRequests(const SparseWork& work, Message* message, bool* moved);
   Status TakeHead(const SparseWork& work, Message* message);
   void Keep(Message* message);

@@ -12,17 +12,11 @@ std::atomic<void (*)(const std::string&)> warning_sink{nullptr};
 
 std::string StateOf(const LaneReport& report) {
   if (!report.answered) return "it does not answer";
-  switch (report.state) {
-    case LaneReport::kNotOpened:
-      return "it has not opened the channel";
-    case LaneReport::kClosed:
-      return "it has closed the channel";
-    case LaneReport::kNotBegun:
-      return "it has not begun the step";
-    case LaneReport::kAtBound:
-      return "its next gradient is not there, and it is as far behind as its staleness allows";
-    default:
-      break;
+  if (report.state == LaneReport::kNotOpened) return "it has not opened the channel";
+  if (report.state == LaneReport::kClosed) return "it has closed the channel";
+  if (report.state == LaneReport::kNotBegun) return "it has not begun the step";
+  if (report.state == LaneReport::kAtBound) {
+    return "its next gradient is not there, and it is as far behind as its staleness allows";
   }
   if (report.missing > 0) return NameList(report.names, report.missing) + " not submitted";
   return "it has not reached this point";
@@ -39,21 +33,16 @@ std::string Seconds(double seconds) {
 std::string HasLeft(int rank) {
   return "rank " + std::to_string(rank) +
          " has shut down: it called shutdown() or its program has ended, so no collective can end any more; all ranks "
-         "must "
-         "make the same calls and train the same number of steps";
+         "must make the same calls and train the same number of steps";
 }
 
 std::string InSet(const std::vector<int>& numbers) {
-  std::string ranks;
-  for (int rank : numbers) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-  return numbers.empty() ? "" : " in the process set of ranks " + ranks;
+  return numbers.empty() ? "" : " in the process set of ranks " + Joined(numbers);
 }
 
 std::string WaitsForCall(const std::string& what, double waited_s, const std::vector<int>& missing) {
-  std::string ranks;
-  for (int rank : missing) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
   bool one = missing.size() == 1;
-  return what + " has waited " + Seconds(waited_s) + " for rank" + (one ? " " : "s ") + ranks +
+  return what + " has waited " + Seconds(waited_s) + " for rank" + (one ? " " : "s ") + Joined(missing) +
          (one ? " (it has not called it)" : " (they have not called it)");
 }
 
@@ -77,13 +66,13 @@ std::string WaitsForLane(const std::string& what, double waited_s, int64_t run, 
 
 std::string WaitsForRound(const std::string& channel, double waited_s, const RoundWait& wait,
                           const std::vector<int>& numbers) {
-  std::string ranks;
-  for (int rank : wait.ranks) ranks += (ranks.empty() ? "" : ", ") + std::to_string(NumberOf(numbers, rank));
+  std::vector<int> ranks;
+  for (int rank : wait.ranks) ranks.push_back(NumberOf(numbers, rank));
   const bool one = wait.ranks.size() == 1;
   const bool any = wait.count < static_cast<int64_t>(wait.ranks.size());
   return "round " + std::to_string(wait.round) + " of '" + channel + "'" + InSet(numbers) + " has waited " +
          Seconds(waited_s) + " for " + (any ? std::to_string(wait.count) + " of " : "") + (one ? "rank " : "ranks ") +
-         ranks + (one ? " (its gradient is not there)" : " (their gradients are not there)");
+         Joined(ranks) + (one ? " (its gradient is not there)" : " (their gradients are not there)");
 }
 
 std::string NameList(const std::vector<std::string>& names, int64_t total) {
@@ -101,8 +90,7 @@ void Warn(int rank, const std::string& text) {
     return;
   }
   // One write: the lines of several ranks on one terminal stay whole.
-  ssize_t written = write(STDERR_FILENO, line.data(), line.size());
-  static_cast<void>(written);
+  [[maybe_unused]] ssize_t written = write(STDERR_FILENO, line.data(), line.size());
 }
 
 void SetWarningSink(void (*sink)(const std::string&)) { warning_sink = sink; }

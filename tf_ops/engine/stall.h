@@ -29,6 +29,13 @@ inline int NumberOf(const std::vector<int>& numbers, int rank) {
 }
 // " in the process set of ranks 0, 2"; empty for the job.
 std::string InSet(const std::vector<int>& numbers);
+// "0, 2"
+template <typename Number>
+std::string Joined(const std::vector<Number>& numbers) {
+  std::string text;
+  for (Number number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
+  return text;
+}
 // "60 s", "0.5 s"
 std::string Seconds(double seconds);
 // "rank 2 has shut down: ..."

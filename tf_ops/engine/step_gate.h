@@ -11,7 +11,6 @@
 #include "base/status.h"
 #include "engine/buffer_pool.h"
 #include "engine/channel_step.h"
-#include "engine/delivery.h"
 #include "engine/stall.h"
 
 namespace hvd_ext {

@@ -19,31 +19,28 @@ void Trace::Start(int64_t capacity) {
 
 void Trace::Add(TraceKind kind, int64_t lane, int64_t id, int64_t part, double begin_s, double end_s, int64_t round) {
   TraceRecord record;
-  record.begin_ns = Nanoseconds(begin_s);
-  record.end_ns = Nanoseconds(end_s);
   record.id = id;
   record.kind = kind;
   record.lane = static_cast<int32_t>(lane);
   record.part = static_cast<int32_t>(part);
   record.round = static_cast<int32_t>(round);
-  Put(record);
+  Put(record, begin_s, end_s);
 }
 
 void Trace::AddCall(int64_t id, int64_t plan, const std::string& name, double begin_s, double end_s) {
   TraceRecord record;
-  record.begin_ns = Nanoseconds(begin_s);
-  record.end_ns = Nanoseconds(end_s);
   record.id = id;
   record.plan = plan;
   record.kind = TraceKind::kAnnounce;
   name.copy(record.name, sizeof(record.name) - 1);
-  Put(record);
+  Put(record, begin_s, end_s);
 }
 
-void Trace::Put(const TraceRecord& record) {
+void Trace::Put(TraceRecord record, double begin_s, double end_s) {
+  record.begin_ns = Nanoseconds(begin_s);
+  record.end_ns = Nanoseconds(end_s);
   MutexLock lock(&mutex_);
-  if (!on()) return;
-  ring_[static_cast<size_t>(added_++ % static_cast<int64_t>(ring_.size()))] = record;
+  if (on()) ring_[static_cast<size_t>(added_++ % static_cast<int64_t>(ring_.size()))] = record;
 }
 
 int64_t Trace::Read(TraceRecord* records, int64_t most, int64_t* dropped) const {

@@ -53,7 +53,8 @@ class Trace {
   int64_t Read(TraceRecord* records, int64_t most, int64_t* dropped) const;
 
  private:
-  void Put(const TraceRecord& record);
+  // Adds a record whose other fields are filled.
+  void Put(TraceRecord record, double begin_s, double end_s);
 
   std::atomic<bool> on_{false};
   mutable Mutex mutex_;

@@ -80,14 +80,8 @@ class Transport {
   // Zero-copy receive: from such a peer a message may be received with data == nullptr. When its request is done, the
   // message lies at Received in the peer's memory, until the request is destroyed; only then does the peer's send end.
   // So the receiver must not wait for another rank in between.
-  virtual bool IsZeroCopy(int peer) const {
-    static_cast<void>(peer);
-    return false;
-  }
-  virtual const char* Received(const Request* request) const {
-    static_cast<void>(request);
-    return nullptr;
-  }
+  virtual bool IsZeroCopy(int /*peer*/) const { return false; }
+  virtual const char* Received(const Request* /*request*/) const { return nullptr; }
 
   // Memory whose messages the ranks of this host receive without a copy; null if there is none. It outlives the
   // transport as long as it has a reference.
@@ -109,8 +103,7 @@ class Transport {
   // Makes a transport between some of the ranks, of which this is one; its rank i is ranks[i] here. Only these ranks
   // call it, with equal arguments and one subset after the other, from any thread but never from two at a time. Other
   // ranks may meanwhile make subsets with other tags.
-  virtual Status Subset(const std::vector<int>& ranks, int tag, std::shared_ptr<Transport>* subset) {
-    static_cast<void>(ranks), static_cast<void>(tag), static_cast<void>(subset);
+  virtual Status Subset(const std::vector<int>& /*ranks*/, int /*tag*/, std::shared_ptr<Transport>* /*subset*/) {
     return Internal("this transport makes no subsets");
   }
 
@@ -129,7 +122,36 @@ class Transport {
   Names names_;
 };
 
-// A transport in front of another one, which carries the control messages, and the data that this one does not carry.
+// A request of a transport in front of another one.
+struct RequestInFront : Request {
+  RequestInFront(int peer, const Label& label, char* data, int64_t nbytes)
+      : peer(peer), label(label), data(data), nbytes(nbytes) {}
+
+  // Tests the request of the transport behind, where that carries this one.
+  Status TestCarried(Transport* behind) {
+    if (carried == nullptr) return Status::Ok();
+    HVD_EXT_RETURN_IF_ERROR(behind->Test(carried.get(), &done));
+    if (done) carried.reset();
+    return Status::Ok();
+  }
+  // Whether a message is the one that this receive expects; if not, the receive has failed.
+  bool Expects(const Transport& behind, const Label& came, int64_t came_nbytes) {
+    error = behind.CheckMet(peer, label, nbytes, came, came_nbytes).message;
+    return error.empty();
+  }
+
+  const int peer;
+  const Label label;
+  char* const data;  // a receive's
+  const int64_t nbytes;
+  bool done = false;
+  bool waits = false;  // a receive that has met no message yet
+  std::string error;
+  std::unique_ptr<Request> carried;  // by the transport behind
+};
+
+// A transport in front of another one, which carries the control messages, and the data that this one does not carry:
+// without overrides, all of it.
 class TransportInFront : public Transport {
  public:
   explicit TransportInFront(std::shared_ptr<Transport> behind) : behind_(std::move(behind)) {}
@@ -142,6 +164,13 @@ class TransportInFront : public Transport {
     Transport::NameBy(names);
     behind_->NameBy(std::move(names));
   }
+  Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    return behind_->Send(peer, label, data, nbytes, request);
+  }
+  Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    return behind_->Recv(peer, label, data, nbytes, request);
+  }
+  Status Test(Request* request, bool* done) override { return behind_->Test(request, done); }
   Status SendControl(int peer, std::string message) override { return behind_->SendControl(peer, std::move(message)); }
   Status ReceiveControl(int* peer, std::string* message) override { return behind_->ReceiveControl(peer, message); }
   bool ControlPending() override { return behind_->ControlPending(); }
@@ -154,6 +183,12 @@ class TransportInFront : public Transport {
 
  protected:
   Transport* behind() const { return behind_.get(); }
+  // Hands a request over, and gives the place for that of the transport behind, which carries it.
+  static std::unique_ptr<Request>* Carried(std::unique_ptr<RequestInFront> mine, std::unique_ptr<Request>* request) {
+    std::unique_ptr<Request>* carried = &mine->carried;
+    *request = std::move(mine);
+    return carried;
+  }
 
  private:
   const std::shared_ptr<Transport> behind_;

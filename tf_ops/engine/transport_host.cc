@@ -22,24 +22,16 @@ namespace {
 
 class Host;
 
-class HostRequest : public Request {
- public:
-  HostRequest(std::shared_ptr<Host> host, int peer, Label label, char* data, int64_t nbytes)
-      : host(std::move(host)), peer(peer), label(label), data(data), nbytes(nbytes) {}
+// Its `data` is null for a receive without a copy.
+struct HostRequest : RequestInFront {
+  HostRequest(std::shared_ptr<Host> host, int peer, const Label& label, char* data, int64_t nbytes)
+      : RequestInFront(peer, label, data, nbytes), host(std::move(host)) {}
   ~HostRequest() override;
 
   const std::shared_ptr<Host> host;
-  const int peer;
-  const Label label;
-  char* const data;  // a receive's; null: without a copy
-  const int64_t nbytes;
-  bool done = false;
-  std::string error;
-  std::unique_ptr<Request> between;  // the transport between hosts carries it
-  int64_t id = -1;                   // a send under way, or a receive that holds the peer's message
-  bool waits = false;                // a receive that has found no message yet
-  const char* received = nullptr;    // where the message of a receive without a copy lies
-  std::unique_ptr<char[]> own;       // for a receive without a copy whose message was not in the peer's arena
+  int64_t id = -1;                 // a send under way, or a receive that holds the peer's message
+  const char* received = nullptr;  // where the message of a receive without a copy lies
+  std::unique_ptr<char[]> own;     // for a receive without a copy whose message was not in the peer's arena
 };
 
 // What this rank shares with its peers; outlives the transport as long as requests are kept.
@@ -83,7 +75,7 @@ class Host : public std::enable_shared_from_this<Host> {
       Tell(Find(peer), EntryOf(HostEntry::kZeroCopy, label, mine->id, arena_->OffsetOf(data), nbytes));
     } else {
       silent_ = true;
-      HVD_EXT_RETURN_IF_ERROR(between_->Send(peer, label, data, nbytes, &mine->between));
+      HVD_EXT_RETURN_IF_ERROR(between_->Send(peer, label, data, nbytes, &mine->carried));
       Tell(Find(peer), EntryOf(HostEntry::kBetween, label, -1, 0, nbytes));
     }
     *request = std::move(mine);
@@ -112,11 +104,7 @@ class Host : public std::enable_shared_from_this<Host> {
   Status Test(HostRequest* request, bool* done) {
     HVD_EXT_RETURN_IF_ERROR(Read());
     if (!request->error.empty()) return Internal(request->error);
-    if (request->between != nullptr) {
-      HVD_EXT_RETURN_IF_ERROR(between_->Test(request->between.get(), done));
-      if (*done) request->between.reset();
-      request->done = *done;
-    }
+    HVD_EXT_RETURN_IF_ERROR(request->TestCarried(between_.get()));
     *done = request->done;
     return *done || !silent_ ? Status::Ok() : LookAfterBetween();
   }
@@ -263,10 +251,7 @@ class Host : public std::enable_shared_from_this<Host> {
   Status Match(HostRequest* request, const HostEntry& entry) {
     Peer* peer = Find(request->peer);
     char* to = request->data;
-    const Label came(entry.tag, entry.run, entry.segment);
-    const Status met = between_->CheckMet(request->peer, request->label, request->nbytes, came, entry.nbytes);
-    if (!met.ok()) {
-      request->error = met.message;
+    if (!request->Expects(*between_, Label(entry.tag, entry.run, entry.segment), entry.nbytes)) {
       if (entry.kind == HostEntry::kZeroCopy) Tell(peer, EntryOf(HostEntry::kTaken, 0, entry.id, 0, 0));
       return Status::Ok();
     }
@@ -294,7 +279,7 @@ class Host : public std::enable_shared_from_this<Host> {
     }
     if (entry.kind == HostEntry::kBetween) {
       silent_ = true;
-      return between_->Recv(request->peer, request->label, to, entry.nbytes, &request->between);
+      return between_->Recv(request->peer, request->label, to, entry.nbytes, &request->carried);
     }
     std::memcpy(to, entry.bytes, static_cast<size_t>(entry.nbytes));
     request->done = true;
@@ -323,11 +308,11 @@ class HostTransport : public TransportInFront {
 
   Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
     if (host_->IsNear(peer)) return host_->Send(peer, label, data, nbytes, request);
-    return behind()->Send(peer, label, data, nbytes, Far(peer, label, nbytes, request));
+    return behind()->Send(peer, label, data, nbytes, Carried(NewRequest(peer, label, nbytes), request));
   }
   Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
     if (host_->IsNear(peer)) return host_->Recv(peer, label, data, nbytes, request);
-    return behind()->Recv(peer, label, data, nbytes, Far(peer, label, nbytes, request));
+    return behind()->Recv(peer, label, data, nbytes, Carried(NewRequest(peer, label, nbytes), request));
   }
   Status Test(Request* request, bool* done) override { return host_->Test(static_cast<HostRequest*>(request), done); }
 
@@ -362,12 +347,8 @@ class HostTransport : public TransportInFront {
   bool Rings() const override { return host_->rings(); }
 
  private:
-  // A request that is carried by the other transport.
-  std::unique_ptr<Request>* Far(int peer, const Label& label, int64_t nbytes, std::unique_ptr<Request>* request) {
-    auto mine = std::make_unique<HostRequest>(host_, peer, label, nullptr, nbytes);
-    std::unique_ptr<Request>* carried = &mine->between;
-    *request = std::move(mine);
-    return carried;
+  std::unique_ptr<HostRequest> NewRequest(int peer, const Label& label, int64_t nbytes) const {
+    return std::make_unique<HostRequest>(host_, peer, label, nullptr, nbytes);
   }
 
   const std::shared_ptr<Host> host_;

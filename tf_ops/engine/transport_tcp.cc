@@ -43,22 +43,13 @@ static_assert(sizeof(Header) == 24, "without gaps");
 
 class Streams;
 
-class TcpRequest : public Request {
- public:
-  TcpRequest(std::shared_ptr<Streams> streams, int peer, Label label, char* data, int64_t nbytes)
-      : streams(std::move(streams)), peer(peer), label(label), data(data), nbytes(nbytes) {}
+struct TcpRequest : RequestInFront {
+  TcpRequest(std::shared_ptr<Streams> streams, int peer, const Label& label, char* data, int64_t nbytes)
+      : RequestInFront(peer, label, data, nbytes), streams(std::move(streams)) {}
   ~TcpRequest() override;
 
   const std::shared_ptr<Streams> streams;
-  const int peer;
-  const Label label;
-  char* const data;
-  const int64_t nbytes;
   bool receives = false;
-  bool done = false;
-  bool waits = false;  // a receive that has met no message yet
-  std::string error;
-  std::unique_ptr<Request> between;  // the other transport carries it
 };
 
 // A message that is being sent.
@@ -163,11 +154,7 @@ class Streams : public std::enable_shared_from_this<Streams> {
   }
 
   Status Test(TcpRequest* request, bool* done) {
-    if (request->between != nullptr) {
-      HVD_EXT_RETURN_IF_ERROR(between_->Test(request->between.get(), done));
-      if (*done) request->between.reset();
-      request->done = *done;
-    }
+    HVD_EXT_RETURN_IF_ERROR(request->TestCarried(between_.get()));
     Peer* peer = request->done || !Reaches(request->peer) ? nullptr : Find(request->peer);
     if (peer != nullptr) {
       request->receives ? Pull(peer) : Push(peer);
@@ -239,12 +226,8 @@ class Streams : public std::enable_shared_from_this<Streams> {
     request->done = true;
   }
 
-  // Whether it is the message that the receive expects; if not, the receive has failed.
   bool IsExpected(TcpRequest* request, const Header& header) const {
-    const Label came(header.tag, header.run, header.segment);
-    const Status met = between_->CheckMet(request->peer, request->label, request->nbytes, came, header.nbytes);
-    request->error = met.message;
-    return met.ok();
+    return request->Expects(*between_, Label(header.tag, header.run, header.segment), header.nbytes);
   }
 
   static void Lose(Peer* peer, const std::string& why) {
@@ -406,11 +389,11 @@ class TcpTransport : public TransportInFront {
 
   Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
     if (streams_->Reaches(peer)) return streams_->Send(peer, label, data, nbytes, request);
-    return behind()->Send(peer, label, data, nbytes, Carried(peer, label, nbytes, request));
+    return behind()->Send(peer, label, data, nbytes, Carried(NewRequest(peer, label, nbytes), request));
   }
   Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
     if (streams_->Reaches(peer)) return streams_->Recv(peer, label, data, nbytes, request);
-    return behind()->Recv(peer, label, data, nbytes, Carried(peer, label, nbytes, request));
+    return behind()->Recv(peer, label, data, nbytes, Carried(NewRequest(peer, label, nbytes), request));
   }
   Status Test(Request* request, bool* done) override { return streams_->Test(static_cast<TcpRequest*>(request), done); }
   void Close() override {
@@ -419,12 +402,8 @@ class TcpTransport : public TransportInFront {
   }
 
  private:
-  // A request that is carried by the other transport.
-  std::unique_ptr<Request>* Carried(int peer, const Label& label, int64_t nbytes, std::unique_ptr<Request>* request) {
-    auto mine = std::make_unique<TcpRequest>(streams_, peer, label, nullptr, nbytes);
-    std::unique_ptr<Request>* carried = &mine->between;
-    *request = std::move(mine);
-    return carried;
+  std::unique_ptr<TcpRequest> NewRequest(int peer, const Label& label, int64_t nbytes) const {
+    return std::make_unique<TcpRequest>(streams_, peer, label, nullptr, nbytes);
   }
 
   const std::shared_ptr<Streams> streams_;

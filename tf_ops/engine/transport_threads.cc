@@ -1,6 +1,7 @@
 // Ranks as threads of one process. A send ends when its receive has come, and never before, although MPI may end a
 // short one at once; a send that is received without a copy ends when the receiver has let go of it. So a program that
 // runs here does not depend on buffers inside the transport.
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <deque>
@@ -30,8 +31,8 @@ class ThreadRequest : public Request {
         from(from),
         to(to),
         nbytes(nbytes) {}
-  ~ThreadRequest()
-      override;  // withdraws a request that has not met its counterpart; lets go of a message received without a copy
+  // Withdraws a request that has not met its counterpart; lets go of a message received without a copy.
+  ~ThreadRequest() override;
 
   bool sends() const { return from != nullptr; }
 
@@ -60,15 +61,6 @@ struct Inbox {
   Doorbell bell;                                    // of this rank's engine
 };
 
-void Withdraw(std::deque<ThreadRequest*>* queue, const ThreadRequest* request) {
-  for (auto at = queue->begin(); at != queue->end(); ++at) {
-    if (*at == request) {
-      queue->erase(at);
-      return;
-    }
-  }
-}
-
 ThreadRequest::~ThreadRequest() {
   std::lock_guard<std::mutex> lock(inbox->mutex);
   if (partner != nullptr) {
@@ -81,7 +73,8 @@ ThreadRequest::~ThreadRequest() {
   }
   if (done) return;
   Inbox::Waiting& waiting = inbox->data[key];
-  Withdraw(sends() ? &waiting.sends : &waiting.receives, this);
+  std::deque<ThreadRequest*>& queue = sends() ? waiting.sends : waiting.receives;
+  queue.erase(std::find(queue.begin(), queue.end(), this));
 }
 
 struct World {

@@ -38,8 +38,14 @@ bool ReservePages(int fd, int64_t offset, int64_t nbytes) {
   return failed == 0;
 }
 
-// Leaves the arena out of core dumps: a dump would allocate a page for every hole, up to all of the host's memory.
-void NotDumped(void* base, int64_t nbytes) { madvise(base, static_cast<size_t>(nbytes), MADV_DONTDUMP); }
+// Maps the file of an arena; MAP_FAILED where it fails. It is left out of core dumps: a dump would allocate a page for
+// every hole, up to all of the host's memory.
+void* Map(int fd, int64_t capacity) {
+  const size_t nbytes = static_cast<size_t>(capacity);
+  void* base = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (base != MAP_FAILED) madvise(base, nbytes, MADV_DONTDUMP);
+  return base;
+}
 
 // The arenas of this process by token, for MappedArena. It is never destroyed, because an arena may end later than
 // static objects.
@@ -78,8 +84,7 @@ Status Arena::Make(int64_t capacity, std::shared_ptr<Arena>* arena) {
   if (ftruncate(fd, address.capacity) != 0) {
     status = Failed("ftruncate");
   } else {
-    base =
-        mmap(nullptr, static_cast<size_t>(address.capacity), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    base = Map(fd, address.capacity);
     if (base == MAP_FAILED) status = Failed("mmap of " + std::to_string(address.capacity) + " bytes");
   }
   if (!status.ok()) {
@@ -87,7 +92,6 @@ Status Arena::Make(int64_t capacity, std::shared_ptr<Arena>* arena) {
     return status;
   }
   madvise(base, static_cast<size_t>(address.capacity), MADV_HUGEPAGE);  // a hint, which most systems refuse here
-  NotDumped(base, address.capacity);
   std::shared_ptr<Arena> made(new Arena(static_cast<char*>(base), address));
   char* begin = made->Take(sizeof(address.token));
   if (begin == nullptr) return Failed("reserving its first pages");
@@ -197,8 +201,7 @@ Status MappedArena::Open(const ArenaAddress& address, std::shared_ptr<MappedAren
     status = Internal("shared memory: " + path + " has " + std::to_string(seen.st_size) + " bytes, must have " +
                       std::to_string(address.capacity));
   } else {
-    base =
-        mmap(nullptr, static_cast<size_t>(address.capacity), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    base = Map(fd, address.capacity);
     if (base == MAP_FAILED) status = Failed("mmap of " + path);
   }
   if (!status.ok() || !reserves) {
@@ -206,7 +209,6 @@ Status MappedArena::Open(const ArenaAddress& address, std::shared_ptr<MappedAren
     fd = -1;
   }
   if (!status.ok()) return status;
-  NotDumped(base, address.capacity);
   std::shared_ptr<MappedArena> opened(new MappedArena(static_cast<char*>(base), address.capacity, fd, nullptr));
   if (std::memcmp(base, address.token.data(), sizeof(address.token)) != 0) {
     return Internal("shared memory: " + path + " is another rank's arena");

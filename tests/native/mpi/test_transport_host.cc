@@ -27,7 +27,7 @@ TEST("host mpi: the ranks of one host share memory") {
 }
 
 TEST("host mpi: the contract of a transport holds") {
-  CheckContract([](Contract part) { part(Shared()); });
+  CheckContract([](const Contract& part) { part(Shared()); });
 }
 
 TEST("host mpi: one rank without shared memory goes by MPI, the others share") {
@@ -36,7 +36,7 @@ TEST("host mpi: one rank without shared memory goes by MPI, the others share") {
   for (int peer = 0; peer < last && mixed->rank() < last; ++peer)
     CHECK_EQ(mixed->IsZeroCopy(peer), peer != mixed->rank());
   CHECK(!mixed->IsZeroCopy(last));
-  CheckContract([&](Contract part) { part(mixed.get()); });
+  CheckContract([&](const Contract& part) { part(mixed.get()); });
 }
 
 }  // namespace

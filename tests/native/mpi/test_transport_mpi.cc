@@ -28,7 +28,7 @@ TEST("mpi: the size is what mpirun was told") {
 }
 
 TEST("mpi: the contract of a transport holds") {
-  CheckContract([](Contract part) { part(Shared()); });
+  CheckContract([](const Contract& part) { part(Shared()); });
 }
 
 TEST("mpi: a peer outside the job is reported with the call, the code's text and the peer") {

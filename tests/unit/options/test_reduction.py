@@ -103,7 +103,7 @@ def test_the_features_that_options_ask_for_are_features() -> None:
 
 
 def test_the_modes_have_the_engines_numbers() -> None:
-    header = (ROOT / "tf_ops" / "engine" / "rounds.h").read_text(encoding="utf-8")
+    header = (ROOT / "tf_ops" / "engine" / "spec.h").read_text(encoding="utf-8")
     listed = re.search(r"enum class Sync : int32_t \{(.*?)\};", header, re.DOTALL)
     assert listed is not None
     numbers = {name.lower(): int(number) for name, number in re.findall(r"k(\w+) = (\d+)", listed[1])}
