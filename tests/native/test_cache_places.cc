@@ -90,7 +90,7 @@ TEST("cache places: what one job has stored the next one finds, on disk and in m
     OnlyDamaged(store.get(), {});
     StoreAbout about;
     CHECK_OK(LookAtIndex(IndexOf(options), &about));
-    CHECK(about.fingerprint == options.fingerprint);
+    CHECK(std::equal(about.fingerprint, about.fingerprint + 2, options.fingerprint.begin()));
     CHECK_EQ(about.samples, kSamples);
     CHECK_EQ(about.records, kSamples);
     CHECK_EQ(about.record_bytes, RecordAt(kSamples));

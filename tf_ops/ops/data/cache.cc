@@ -50,10 +50,11 @@ struct LookupKernel {  // of a read, too, which never waits itself
   std::vector<Component> components;
 };
 
+// Where TensorFlow's own calls fail, `status` has its words.
 Status ReadAttributes(TF_OpKernelConstruction* construction, TF_Status* status, LookupKernel* kernel) {
   int32_t n = 0, n_elements = 0, unused = 0;
   TF_OpKernelConstruction_GetAttrSize(construction, "dtypes", &n, &unused, status);
-  if (TF_GetCode(status) != TF_OK) return Status::Ok();  // TensorFlow's own words are told
+  if (TF_GetCode(status) != TF_OK) return Status::Ok();
   TF_OpKernelConstruction_GetAttrSize(construction, "elements", &n_elements, &unused, status);
   if (TF_GetCode(status) != TF_OK) return Status::Ok();
   if (n != n_elements) {

@@ -61,6 +61,9 @@ class Run {
   void Output(int index, const std::vector<int64_t>& numbers);
 
  private:
+  // The input, if it has this rank; `must` says what it must be.
+  const TF_Tensor* Ranked(int index, const char* name, int rank, const char* must);
+
   TF_OpKernelContext* const context_;
   const StatusPointer status_;
   std::vector<TensorPointer> held_;
@@ -83,6 +86,10 @@ struct OpCard {
   void (*run)(void* kernel, TF_OpKernelContext*);
   void (*drop)(void* kernel);
 };
+
+// For OpCard::make and OpCard::drop of a kernel that is a bool, the value of its one attribute.
+void* MakeFlag(TF_OpKernelConstruction* construction, const char* attribute);
+void DropFlag(void* kernel);
 
 // Registers an op while the library is being loaded; returns true. An op that TensorFlow does not take ends the process
 // with TensorFlow's words, as TensorFlow's own macros do.
