@@ -50,7 +50,6 @@ class TheStore : public Store {
     return Status::Ok();
   }
 
-  const StoreOptions& options() const override { return options_; }
   ArenaAddress memory_address() const override { return address_; }
 
   Status ShareMemory(const std::vector<ArenaAddress>& addresses, int64_t* taken) override {

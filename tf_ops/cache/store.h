@@ -59,8 +59,6 @@ class Store {
   static Status Open(const StoreOptions& options, std::shared_ptr<Store>* store);
   virtual ~Store() = default;
 
-  virtual const StoreOptions& options() const = 0;
-
   // Of this process's own memory, for the other processes of the host. Its fd is -1 where there is nothing to map:
   // there is no memory, or it has a name and every process opens it itself.
   virtual ArenaAddress memory_address() const = 0;

@@ -74,20 +74,29 @@ inline int64_t PutIds(uint16_t* ids, int64_t count, __m512i thirty_two, __mmask3
 
 inline __mmask16 UpTo(int64_t lanes) { return static_cast<__mmask16>((uint32_t{1} << lanes) - 1); }
 
-// Stores the first `count` of 16 (8) elements, and never writes more than `room` elements.
-inline void StoreInts(int32_t* to, __m512i x, int64_t count, int64_t room) {
-  if (room >= 16) return _mm512_storeu_si512(to, x);
-  _mm512_mask_storeu_epi32(to, UpTo(count), x);
+// Sixteen words of 2 or 4 bytes, as 32 bits each.
+template <typename Word>
+inline __m512i LoadWords(const Word* p) {
+  if constexpr (sizeof(Word) == 4) return _mm512_loadu_si512(p);
+  return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+// Stores the first `count` of 16 words (8 longs), and never writes more than `room`.
+template <typename Word>
+inline void StoreWords(Word* to, __m512i x, int64_t count, int64_t room) {
+  if constexpr (sizeof(Word) == 4) {
+    if (room >= 16) return _mm512_storeu_si512(to, x);
+    _mm512_mask_storeu_epi32(to, UpTo(count), x);
+  } else {
+    const __m256i words = _mm512_cvtepi32_epi16(x);
+    if (room >= 16) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), words);
+    _mm256_mask_storeu_epi16(to, UpTo(count), words);
+  }
 }
 
 inline void StoreLongs(int64_t* to, __m512i x, int64_t count, int64_t room) {
   if (room >= 8) return _mm512_storeu_si512(to, x);
   _mm512_mask_storeu_epi64(to, static_cast<__mmask8>(UpTo(count)), x);
-}
-
-inline void StoreShorts(uint16_t* to, __m256i x, int64_t count, int64_t room) {
-  if (room >= 16) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x);
-  _mm256_mask_storeu_epi16(to, UpTo(count), x);
 }
 
 // For topk_vector_loops.h.
@@ -146,7 +155,7 @@ void Append(const Bits* x, uint16_t* ids, int64_t count, uint32_t place, Candida
   const __m512i base = _mm512_set1_epi32(static_cast<int>(place));
   _mm512_storeu_si512(ids + count, _mm512_setzero_si512());  // the loop reads 16 ids at once: past the end they are 0
   for (int64_t i = 0; i < count; i += 16) {
-    const __m512i id = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(ids + i)));
+    const __m512i id = LoadWords(ids + i);
     _mm512_storeu_si512(to.places + i, _mm512_add_epi32(id, base));
     for (int64_t j = i; j < i + 16; ++j) to.bits[j] = x[ids[j]];
   }
@@ -201,9 +210,9 @@ template <typename Bits>
 inline void StoreIndices(Picks<Bits> picks, __m512i places, int64_t base, uint32_t picked, int64_t at, int64_t end) {
   if (!picks.wide) {
     const __m512i indices = _mm512_add_epi32(places, _mm512_set1_epi32(static_cast<int>(base)));
-    return StoreInts(static_cast<int32_t*>(picks.indices) + at,
-                     _mm512_maskz_compress_epi32(static_cast<__mmask16>(picked), indices), __builtin_popcount(picked),
-                     end - at);
+    return StoreWords(static_cast<int32_t*>(picks.indices) + at,
+                      _mm512_maskz_compress_epi32(static_cast<__mmask16>(picked), indices), __builtin_popcount(picked),
+                      end - at);
   }
   const __m512i bases = _mm512_set1_epi64(base);
   int64_t* to = static_cast<int64_t*>(picks.indices) + at;
@@ -218,37 +227,19 @@ inline void StoreIndices(Picks<Bits> picks, __m512i places, int64_t base, uint32
   }
 }
 
-int64_t Emit32(Candidates<uint32_t> from, int64_t count, uint32_t bound, int64_t* ties, int64_t base,
-               Picks<uint32_t> picks, int64_t at, int64_t end, uint32_t* greatest) {
-  Picker picker{_mm512_set1_epi32(0x7fffffff), _mm512_set1_epi32(static_cast<int>(bound)), _mm512_setzero_si512()};
+template <typename Bits>
+int64_t Emit(Candidates<Bits> from, int64_t count, Bits bound, int64_t* ties, int64_t base, Picks<Bits> picks,
+             int64_t at, int64_t end, Bits* greatest) {
+  Picker picker{_mm512_set1_epi32(kMagnitude<Bits>), _mm512_set1_epi32(static_cast<int>(bound)),
+                _mm512_setzero_si512()};
   int64_t i = 0;
   for (; i + 16 <= count; i += 16) {
-    const __m512i bits = _mm512_loadu_si512(from.bits + i);
+    const __m512i bits = LoadWords(from.bits + i);
     const uint32_t picked = picker(bits, ties);
-    StoreIndices(picks, _mm512_loadu_si512(from.places + i), base, picked, at, end);
+    StoreIndices(picks, LoadWords(from.places + i), base, picked, at, end);
     const int64_t found = __builtin_popcount(picked);
     if (picks.values != nullptr) {
-      StoreInts(reinterpret_cast<int32_t*>(picks.values) + at,
-                _mm512_maskz_compress_epi32(static_cast<__mmask16>(picked), bits), found, end - at);
-    }
-    at += found;
-  }
-  *greatest = picker.Greatest(*greatest);
-  return EmitRest(from, i, count, bound, ties, base, picks, at, end, greatest);
-}
-
-int64_t Emit16(Candidates<uint16_t> from, int64_t count, uint16_t bound, int64_t* ties, int64_t base,
-               Picks<uint16_t> picks, int64_t at, int64_t end, uint16_t* greatest) {
-  Picker picker{_mm512_set1_epi32(0x7fff), _mm512_set1_epi32(bound), _mm512_setzero_si512()};
-  int64_t i = 0;
-  for (; i + 16 <= count; i += 16) {
-    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from.bits + i));
-    const uint32_t picked = picker(_mm512_cvtepu16_epi32(bits), ties);
-    StoreIndices(picks, _mm512_loadu_si512(from.places + i), base, picked, at, end);
-    const int64_t found = __builtin_popcount(picked);
-    if (picks.values != nullptr) {
-      StoreShorts(picks.values + at, _mm256_maskz_compress_epi16(static_cast<__mmask16>(picked), bits), found,
-                  end - at);
+      StoreWords(picks.values + at, _mm512_maskz_compress_epi32(static_cast<__mmask16>(picked), bits), found, end - at);
     }
     at += found;
   }
@@ -260,8 +251,8 @@ int64_t Emit16(Candidates<uint16_t> from, int64_t count, uint16_t bound, int64_t
 
 #pragma GCC pop_options
 
-extern const Loops<uint16_t> kLoops16Avx512 = {Scan<uint16_t>, Append<uint16_t>, Between16, Emit16};
-extern const Loops<uint32_t> kLoops32Avx512 = {Scan<uint32_t>, Append<uint32_t>, Between32, Emit32};
+extern const Loops<uint16_t> kLoops16Avx512 = {Scan<uint16_t>, Append<uint16_t>, Between16, Emit<uint16_t>};
+extern const Loops<uint32_t> kLoops32Avx512 = {Scan<uint32_t>, Append<uint32_t>, Between32, Emit<uint32_t>};
 extern const Loops<uint64_t> kLoops64Avx512 = {Scan<uint64_t>, Append<uint64_t>, BetweenEach<uint64_t>,
                                                EmitEach<uint64_t>};
 extern const FeedbackLoops kFeedbackAvx512 = {ScanFeedback, AccumulateVectors};

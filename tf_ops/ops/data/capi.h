@@ -21,18 +21,16 @@
 
 namespace hvd_ext {
 
-struct DeleteTensor {
-  void operator()(TF_Tensor* tensor) const { TF_DeleteTensor(tensor); }
+template <auto kDelete>
+struct Deleter {
+  template <typename T>
+  void operator()(T* object) const {
+    kDelete(object);
+  }
 };
-struct DeleteStatus {
-  void operator()(TF_Status* status) const { TF_DeleteStatus(status); }
-};
-struct DeleteShape {
-  void operator()(TF_ShapeHandle* shape) const { TF_DeleteShapeHandle(shape); }
-};
-using TensorPointer = std::unique_ptr<TF_Tensor, DeleteTensor>;
-using StatusPointer = std::unique_ptr<TF_Status, DeleteStatus>;
-using ShapePointer = std::unique_ptr<TF_ShapeHandle, DeleteShape>;
+using TensorPointer = std::unique_ptr<TF_Tensor, Deleter<TF_DeleteTensor>>;
+using StatusPointer = std::unique_ptr<TF_Status, Deleter<TF_DeleteStatus>>;
+using ShapePointer = std::unique_ptr<TF_ShapeHandle, Deleter<TF_DeleteShapeHandle>>;
 
 // One run of a kernel. The first failure is the one that TensorFlow is told of, when the run ends; after it the
 // accessors return null or 0.
