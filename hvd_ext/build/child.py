@@ -87,27 +87,18 @@ def ask(python: str, code: str, *, timeout_s: float = 300, isolated: bool = Fals
     return Answer({}, words[-1] if words else f"ended with status {child.returncode} and without output")
 
 
-def printed(command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float = 120) -> list[str]:
-    """Return the non-empty lines that a command prints, or none if it cannot be run or fails."""
+def version_line(command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float = 120) -> str:
+    """Return the first line that a command prints (of MPICH's launcher the first two, joined), empty if it fails."""
     try:
         child = subprocess.run(
             command, capture_output=True, text=True, errors="replace", env=dict(environment), timeout=timeout_s
         )
     except (OSError, subprocess.TimeoutExpired):
-        return []
+        return ""
     lines = [line.strip() for line in child.stdout.splitlines() if line.strip()]
-    return lines if child.returncode == 0 else []
-
-
-def first_line(command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float = 120) -> str:
-    """Return the first line that a command prints, or an empty text if it cannot be run or fails."""
-    return next(iter(printed(command, environment, timeout_s=timeout_s)), "")
-
-
-def version_line(command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float = 120) -> str:
-    """Return an MPI launcher's version: the first line that it prints, or MPICH's first two lines joined."""
-    lines = printed(command, environment, timeout_s=timeout_s)
-    return " ".join(lines[:2]) if lines and lines[0].startswith("HYDRA") else next(iter(lines), "")
+    if child.returncode != 0 or not lines:
+        return ""
+    return " ".join(lines[:2]) if lines[0].startswith("HYDRA") else lines[0]
 
 
 def run_logged(

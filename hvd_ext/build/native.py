@@ -112,7 +112,7 @@ def find_toolchain(
         tensorflow=str(tensorflow.values["version"]),
         mpicxx=mpicxx,
         mpi=(child.version_line(["mpirun", "--version"], environment) or "unknown") if mpi else "no MPI",
-        compiler=child.first_line([compiler, "--version"], environment),
+        compiler=child.version_line([compiler, "--version"], environment),
         cmake=cmake,
         ninja=ninja,
     ), []

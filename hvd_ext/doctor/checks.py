@@ -232,7 +232,7 @@ def compiler() -> Finding:
     program = native.find_compiler(_environment()["PATH"])
     if not program:
         return Finding("C++ compiler", State.OPTIONAL, "none on PATH; only building needs it", versions.COMPILER)
-    return Finding("C++ compiler", State.OK, child.first_line([program, "--version"], _environment()) or program)
+    return Finding("C++ compiler", State.OK, child.version_line([program, "--version"], _environment()) or program)
 
 
 def cmake() -> Finding:
@@ -241,7 +241,7 @@ def cmake() -> Finding:
     if not program:
         mend = versions.pip(versions.CMAKE, versions.NINJA)
         return Finding("cmake", State.OPTIONAL, "not found; only building needs it", mend)
-    return Finding("cmake", State.OK, child.first_line([program, "--version"], _environment()) or program)
+    return Finding("cmake", State.OK, child.version_line([program, "--version"], _environment()) or program)
 
 
 def cluster_tools() -> Finding:

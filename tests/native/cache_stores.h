@@ -14,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,13 @@ inline std::shared_ptr<Store> Opened(const StoreOptions& options) {
   return store;
 }
 
+// All numbers of a store, ascending.
+inline std::vector<int64_t> AllOf(int64_t samples) {
+  std::vector<int64_t> all(static_cast<size_t>(samples));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
 struct Seen {
   std::map<int64_t, std::string> there;  // by place in the numbers
   std::vector<int64_t> missing, pending;
@@ -106,6 +114,12 @@ inline std::string OnlyWarningOf(Store* store) {
   std::vector<std::string> all = WarningsOf(store);
   CHECK_EQ(all.size(), 1u);
   return all[0];
+}
+
+// Checks that there is one warning and that it contains `part`.
+inline void MustWarn(Store* store, const std::string& part) {
+  const std::string warning = OnlyWarningOf(store);
+  if (warning.find(part) == std::string::npos) throw Failure("must contain '" + part + "': " + warning);
 }
 
 inline void WriteFile(const std::string& path, const std::string& text) {

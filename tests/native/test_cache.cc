@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <atomic>
 #include <future>
-#include <numeric>
 #include <random>
 
 #include "cache/format.h"
@@ -23,8 +22,7 @@ int64_t Pass(const std::vector<std::shared_ptr<Store>>& stores, int64_t samples,
   std::atomic<int64_t> loads{0};
   auto read_all = [&](size_t thread) {
     Store* store = stores[thread].get();
-    std::vector<int64_t> order(static_cast<size_t>(samples));
-    std::iota(order.begin(), order.end(), 0);
+    std::vector<int64_t> order = AllOf(samples);
     std::shuffle(order.begin(), order.end(), std::mt19937(seed + static_cast<unsigned>(thread)));
     for (int64_t at = 0; at < samples; at += batch) {
       std::vector<int64_t> numbers(order.begin() + at, order.begin() + std::min(at + batch, samples));
@@ -52,13 +50,18 @@ int64_t Pass(const std::vector<std::shared_ptr<Store>>& stores, int64_t samples,
   return loads;
 }
 
+// With memory (bit 0 of `places`) and a disk (bit 1).
+StoreOptions OptionsIn(const Folder& folder, int64_t samples, int places) {
+  StoreOptions options = OptionsFor(samples);
+  if (places & 1) options.memory_bytes = 64 << 20;
+  if (places & 2) options.disk = folder / std::to_string(places);
+  return options;
+}
+
 TEST("cache: what is inserted is found, byte for byte, and what is not is missing") {
   Folder folder;
   for (int places = 1; places < 4; ++places) {  // memory, disk, both
-    StoreOptions options = OptionsFor(100);
-    if (places & 1) options.memory_bytes = 10 << 20;
-    if (places & 2) options.disk = folder / std::to_string(places);
-    std::shared_ptr<Store> store = Opened(options);
+    std::shared_ptr<Store> store = Opened(OptionsIn(folder, 100, places));
     CHECK_EQ(LookUp(store.get(), {5, 7}).missing.size(), 2u);
     // Pieces make up one record.
     std::string bytes = BytesOf(5, 1000);
@@ -117,10 +120,7 @@ TEST("cache: threads in random orders load each sample once, from memory, disk a
   constexpr int64_t kSamples = 300;
   Folder folder;
   for (int places = 1; places < 4; ++places) {
-    StoreOptions options = OptionsFor(kSamples);
-    if (places & 1) options.memory_bytes = 64 << 20;
-    if (places & 2) options.disk = folder / std::to_string(places);
-    std::vector<std::shared_ptr<Store>> stores(4, Opened(options));
+    std::vector<std::shared_ptr<Store>> stores(4, Opened(OptionsIn(folder, kSamples, places)));
     // Each reads all: an entry that was not ready at the first look may be at the second.
     int64_t loads = Pass(stores, kSamples, 16, static_cast<unsigned>(places));
     CHECK_EQ(loads, kSamples);
@@ -133,12 +133,10 @@ TEST("cache: threads in random orders load each sample once, from memory, disk a
 TEST("cache: stores of one disk and of one memory load each sample once") {
   constexpr int64_t kSamples = 250;
   Folder folder;
-  StoreOptions options = OptionsFor(kSamples);
-  options.disk = folder / "disk";
+  StoreOptions options = OptionsIn(folder, kSamples, 2);
   CHECK_EQ(Pass({Opened(options), Opened(options), Opened(options)}, kSamples, 10, 1), kSamples);
 
-  options = OptionsFor(kSamples);
-  options.memory_bytes = 64 << 20;
+  options = OptionsIn(folder, kSamples, 1);
   std::vector<std::shared_ptr<Store>> ranks{Opened(options), Opened(options), Opened(options)};
   std::vector<ArenaAddress> addresses{{}};  // that of a rank without memory
   for (const auto& rank : ranks) addresses.push_back(rank->memory_address());
@@ -184,7 +182,7 @@ TEST("cache: a record larger than a segment passes through, with one warning") {
   CHECK_EQ(LookUp(store.get(), {1}).missing.size(), 1u);
   CHECK(!Put(store.get(), 1, large));
   CHECK(!Put(store.get(), 2, large));
-  CHECK(OnlyWarningOf(store.get()).find("sample 1 (67108833 bytes) must have at most 67108832") != std::string::npos);
+  MustWarn(store.get(), "sample 1 (67108833 bytes) must have at most 67108832");
   CHECK_EQ(LookUp(store.get(), {1}).missing.size(), 1u);  // its claim was given back
   CHECK(Put(store.get(), 3, "small"));                    // the place is still open
   large.pop_back();
@@ -211,13 +209,9 @@ TEST("cache: room for half of the records takes half of them, in memory and on d
     CHECK_EQ(s.memory_records + s.disk_records, kSamples / 2);
     CHECK_EQ(s.passed_through, kSamples / 2);
     CHECK_EQ(s.memory_open + s.disk_open, 0);
-    CHECK(OnlyWarningOf(store.get())
-              .find("its limit of " + std::to_string(room) + " bytes is reached; 100 of 200 samples") !=
-          std::string::npos);
-    std::vector<int64_t> all(kSamples);
-    std::iota(all.begin(), all.end(), 0);
+    MustWarn(store.get(), "its limit of " + std::to_string(room) + " bytes is reached; 100 of 200 samples");
     for (int epoch = 0; epoch < 2; ++epoch) {
-      Seen seen = LookUp(store.get(), all);  // nothing is claimed any more: nothing would be stored
+      Seen seen = LookUp(store.get(), AllOf(kSamples));  // nothing is claimed any more: nothing would be stored
       CHECK_EQ(seen.there.size(), size_t{kSamples} / 2);
       CHECK_EQ(seen.missing.size(), size_t{kSamples} / 2);
     }
@@ -230,8 +224,6 @@ TEST("cache: what memory has no room for is found on disk, and what is on disk c
   StoreOptions options = OptionsFor(kSamples);
   options.memory_bytes = 500000;
   options.disk = folder / "disk";
-  std::vector<int64_t> all(kSamples);
-  std::iota(all.begin(), all.end(), 0);
   {
     std::shared_ptr<Store> store = Opened(options);
     CHECK_EQ(Pass({store}, kSamples, 32, 5), kSamples);
@@ -274,8 +266,7 @@ TEST("cache: too little free memory closes memory before anybody is killed for i
   WriteFile(root / "sys/fs/cgroup/memory.current", "95000000\n");
   for (int64_t i = 20; i < 60; ++i) stored += Put(store.get(), i, bytes) ? 1 : 0;
   CHECK(stored >= 20 && stored < 30);  // what was reserved before is used
-  CHECK(OnlyWarningOf(store.get()).find("memory.max leaves 5000000 bytes, and 10000000 must stay free") !=
-        std::string::npos);
+  MustWarn(store.get(), "memory.max leaves 5000000 bytes, and 10000000 must stay free");
   CHECK_EQ(store->Statistics().memory_records, stored);
   CHECK(RecordOf(store.get(), 0) == bytes);
 }

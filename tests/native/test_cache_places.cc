@@ -90,7 +90,7 @@ TEST("cache places: what one job has stored the next one finds, on disk and in m
     OnlyDamaged(store.get(), {});
     StoreAbout about;
     CHECK_OK(LookAtIndex(IndexOf(options), &about));
-    CHECK(about.fingerprint == options.fingerprint);
+    CHECK(std::equal(about.fingerprint, about.fingerprint + 2, options.fingerprint.begin()));
     CHECK_EQ(about.samples, kSamples);
     CHECK_EQ(about.records, kSamples);
     CHECK_EQ(about.record_bytes, RecordAt(kSamples));
@@ -185,7 +185,7 @@ TEST("cache places: an index that is damaged, cut off or of another version star
       StoreAbout about;
       CHECK_FAILS(LookAtIndex(path, &about), Code::kInvalid, way < 3 ? "must be an index of version 1" : "cut off");
       std::shared_ptr<Store> store = Opened(options);
-      CHECK(OnlyWarningOf(store.get()).find("starts empty") != std::string::npos);
+      MustWarn(store.get(), "starts empty");
       CHECK_EQ(LookUp(store.get(), {1}).missing.size(), 1u);
       store.reset();
       if (options.keep.empty()) std::filesystem::remove_all(options.disk);
@@ -246,8 +246,7 @@ void RunsFull(const StoreOptions& options, const std::string& why) {
   StoreStatistics s = store->Statistics();
   CHECK_EQ(s.passed_through, kSamples - stored);
   CHECK_EQ(s.memory_open + s.disk_open, 0);
-  const std::string warning = OnlyWarningOf(store.get());
-  if (warning.find(why) == std::string::npos) throw Failure("must contain '" + why + "': " + warning);
+  MustWarn(store.get(), why);
   for (int64_t i = 0; i < kSamples; ++i) CHECK_EQ(LookUp(store.get(), {i}).there.size(), i < stored ? 1u : 0u);
 }
 

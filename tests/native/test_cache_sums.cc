@@ -25,7 +25,7 @@ TEST("cache sums: the values of RFC 3720, appendix B.4, and of the catalogue of 
   }
 }
 
-TEST("cache sums: streams, the portable way and parts joined agree at any length and place") {
+TEST("cache sums: streams, the portable way and parts one after the other agree at any length and place") {
   std::string bytes = BytesOf(7, 60000);
   std::mt19937 random(3);
   for (int i = 0; i < 100; ++i) {
@@ -36,7 +36,6 @@ TEST("cache sums: streams, the portable way and parts joined agree at any length
     int64_t first = std::uniform_int_distribution<int64_t>(0, n)(random);
     uint32_t a = Crc32c(0, at, first);
     CHECK_EQ(Crc32c(a, at + first, n - first), expected);
-    CHECK_EQ(Crc32cJoin(a, Crc32c(0, at + first, n - first), n - first), expected);
   }
 }
 

@@ -85,25 +85,24 @@ def test_the_ops_of_the_data_cache_export_nothing_and_need_tensorflows_c_api_alo
     assert [line for line in undefined.splitlines() if re.search(r"tensorflow::|tsl::|absl::", line)] == []
 
 
-@pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_the_mpi_transport_keeps_its_contract(ranks):
-    program = str(built() / "tests" / "hvd_ext_mpi_tests")
-    must_succeed(["mpirun", "-np", str(ranks), "--oversubscribe", program, "--quiet"], RUN_LIMIT_S)
+def mpirun(ranks: int, program: str, argument: str) -> list[str]:
+    """Gives the command of a program of the tests on some ranks."""
+    return ["mpirun", "-np", str(ranks), "--oversubscribe", str(built() / "tests" / program), argument]
+
+
+TCP = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo"}
 
 
 @pytest.mark.mpi
-def test_the_mpi_transport_keeps_its_contract_over_tcp():
-    program = str(built() / "tests" / "hvd_ext_mpi_tests")
-    tcp = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo"}
-    must_succeed(["mpirun", "-np", "2", "--oversubscribe", program, "--quiet"], RUN_LIMIT_S, **tcp)
+@pytest.mark.parametrize(("ranks", "changes"), [(1, {}), (2, {}), (3, {}), (2, TCP)], ids=["1", "2", "3", "tcp"])
+def test_the_mpi_transport_keeps_its_contract(ranks, changes):
+    must_succeed(mpirun(ranks, "hvd_ext_mpi_tests", "--quiet"), RUN_LIMIT_S, **changes)
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("mode", ["started", "attached", "single"])
 def test_the_mpi_transport_starts_or_attaches_to_mpi(mode):
-    program = str(built() / "tests" / "hvd_ext_mpi_life")
-    must_succeed(["mpirun", "-np", "2", "--oversubscribe", program, mode], RUN_LIMIT_S)
+    must_succeed(mpirun(2, "hvd_ext_mpi_life", mode), RUN_LIMIT_S)
 
 
 @pytest.mark.mpi
@@ -115,7 +114,6 @@ def test_mpi_starts_without_a_launcher():
 @pytest.mark.parametrize("mode", ["failed", "abort", "making"])
 def test_a_rank_that_goes_down_alone_ends_the_job(mode):
     # The others would sleep for longer than the limit.
-    program = str(built() / "tests" / "hvd_ext_mpi_life")
-    code, output = run(["mpirun", "-np", "2", "--oversubscribe", program, mode], RUN_LIMIT_S)
+    code, output = run(mpirun(2, "hvd_ext_mpi_life", mode), RUN_LIMIT_S)
     assert code != 0
     assert "wrong:" not in output

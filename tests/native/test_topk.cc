@@ -88,10 +88,8 @@ TEST("top-k: segments have their own k and keep apart, with gaps between them") 
   std::vector<uint32_t> x = Input(kFloat32, "layers", begin + 9);
   std::vector<int64_t> expected;
   for (const TopKSegment& segment : segments) {
-    std::vector<int64_t> order = Order(x, segment.begin, segment.elements);
-    order.resize(static_cast<size_t>(segment.k));
-    std::sort(order.begin(), order.end());
-    expected.insert(expected.end(), order.begin(), order.end());
+    const std::vector<int64_t> best = Best(x, segment);
+    expected.insert(expected.end(), best.begin(), best.end());
   }
   for (topk::Path path : Paths()) {
     TopKScratch scratch;

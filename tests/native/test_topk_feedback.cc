@@ -5,24 +5,7 @@
 namespace hvd_ext::test {
 namespace {
 
-struct State {
-  std::vector<float> gradient, residual, velocity;
-  float momentum = 0.9f;
-  bool nesterov = false, masks = true;
-};
-
-State Random(int64_t elements, bool momentum) {
-  State state;
-  auto floats = [&](const std::string& name) {
-    std::vector<float> x;
-    for (uint32_t bits : Input(kFloat32, name, elements)) x.push_back(FloatOf(bits));
-    return x;
-  };
-  state.gradient = floats("gauss");
-  state.residual = floats("layers");
-  if (momentum) state.velocity = floats("laplace");
-  return state;
-}
+using State = FeedbackState;
 
 struct After {
   std::vector<uint32_t> accumulated;
@@ -34,11 +17,11 @@ After Expected(const State& state) {
   for (size_t i = 0; i < state.gradient.size(); ++i) {
     float add = state.gradient[i];
     if (!state.velocity.empty()) {
-      const float scaled = state.momentum * state.velocity[i];
+      const float scaled = state.correction.momentum * state.velocity[i];
       const float velocity = scaled + state.gradient[i];
-      const float ahead = state.momentum * velocity;
+      const float ahead = state.correction.momentum * velocity;
       after.velocity.push_back(velocity);
-      add = state.nesterov ? state.gradient[i] + ahead : velocity;
+      add = state.correction.nesterov ? state.gradient[i] + ahead : velocity;
     }
     after.accumulated.push_back(BitsOf(state.residual[i] + add));
   }
@@ -51,19 +34,12 @@ void StepIsRight(const State& state, const std::vector<TopKSegment>& segments, c
   State now = state;
   const int64_t elements = static_cast<int64_t>(state.gradient.size());
   std::vector<float> other_residual(state.gradient.size(), 77), other_velocity(state.velocity.size(), 77);
-  ErrorFeedback feedback;
-  feedback.gradient = now.gradient.data();
-  feedback.residual = now.residual.data();
-  feedback.next_residual = in_place ? now.residual.data() : other_residual.data();
-  if (!state.velocity.empty()) {
-    feedback.velocity = now.velocity.data();
-    feedback.next_velocity = in_place ? now.velocity.data() : other_velocity.data();
+  ErrorFeedback feedback = now.InPlace();
+  if (!in_place) {
+    feedback.next_residual = other_residual.data();
+    feedback.next_velocity = other_velocity.data();
   }
-  feedback.correction.momentum = state.momentum;
-  feedback.correction.nesterov = state.nesterov;
-  feedback.correction.masks = state.masks;
-  int64_t picks = 0;
-  for (const TopKSegment& segment : segments) picks += segment.k;
+  const int64_t picks = SumOfK(segments);
   Guarded<int64_t> indices(picks), counts(static_cast<int64_t>(segments.size()));
   Guarded<float> values(picks);
   bool non_finite = true;
@@ -78,18 +54,13 @@ void StepIsRight(const State& state, const std::vector<TopKSegment>& segments, c
     const TopKSegment& segment = segments[s];
     for (int64_t i = segment.begin; i < segment.begin + segment.elements; ++i) inside[static_cast<size_t>(i)] = true;
     std::vector<int64_t> picked(seen.begin() + at, seen.begin() + at + counts.data()[s]);
-    if (options.selector == Selector::kExact) {
-      std::vector<int64_t> order = Order(expected.accumulated, segment.begin, segment.elements);
-      order.resize(static_cast<size_t>(segment.k));
-      std::sort(order.begin(), order.end());
-      CHECK(picked == order);
-    }
+    if (options.selector == Selector::kExact) CHECK(picked == Best(expected.accumulated, segment));
     for (size_t i = 0; i < picked.size(); ++i) {
       const size_t index = static_cast<size_t>(picked[i]);
       CHECK(inside[index]);
       CHECK_EQ(BitsOf(values.data()[at + static_cast<int64_t>(i)]), expected.accumulated[index]);
       expected.accumulated[index] = 0;
-      if (!state.velocity.empty() && state.masks) expected.velocity[index] = 0;
+      if (!state.velocity.empty() && state.correction.masks) expected.velocity[index] = 0;
     }
     at += segment.k;
   }
@@ -107,9 +78,9 @@ void StepIsRight(const State& state, const std::vector<TopKSegment>& segments, c
 TEST("error feedback: the step is that of the definition, on every path") {
   TopKScratch scratch;
   for (int kind = 0; kind < 4; ++kind) {
-    State state = Random(20011, kind > 0);
-    state.nesterov = kind == 2;
-    state.masks = kind != 3;
+    State state = RandomState(20011, kind > 0);
+    state.correction.nesterov = kind == 2;
+    state.correction.masks = kind != 3;
     for (topk::Path path : Paths()) {
       const With with(path);
       for (int64_t k : {0, 1, 20, 200, 4000, 10000, 20011}) {
@@ -124,10 +95,10 @@ TEST("error feedback: short runs, segments, and what lies between them") {
   for (int64_t elements : {1, 15, 16, 33, 100, 700}) {
     for (topk::Path path : Paths()) {
       const With with(path);
-      StepIsRight(Random(elements, true), {{0, elements, elements / 3}}, {}, true, &scratch);
+      StepIsRight(RandomState(elements, true), {{0, elements, elements / 3}}, {}, true, &scratch);
     }
   }
-  const State state = Random(30000, true);
+  const State state = RandomState(30000, true);
   for (bool in_place : {false, true}) {
     StepIsRight(state, {{5, 100, 3}, {200, 9000, 0}, {9300, 9001, 9000}, {20000, 10000, 100}}, {}, in_place, &scratch);
   }
@@ -135,7 +106,7 @@ TEST("error feedback: short runs, segments, and what lies between them") {
 
 TEST("error feedback: nothing is lost when the sample misleads") {
   TopKScratch scratch;
-  const State state = Random(60011, true);
+  const State state = RandomState(60011, true);
   for (topk::Misled misled : {topk::Misled::kHigh, topk::Misled::kLow}) {
     const With with(topk::BestPath(), misled);
     for (bool in_place : {false, true}) StepIsRight(state, {{0, 60011, 60}}, {}, in_place, &scratch);
@@ -144,7 +115,7 @@ TEST("error feedback: nothing is lost when the sample misleads") {
 
 TEST("error feedback: works with every selector") {
   TopKScratch scratch;
-  const State state = Random(20011, true);
+  const State state = RandomState(20011, true);
   for (Selector selector : {Selector::kMSTopK, Selector::kDgc, Selector::kThreshold, Selector::kRandom}) {
     TopKOptions options;
     options.selector = selector;
@@ -157,20 +128,17 @@ TEST("error feedback: works with every selector") {
 TEST("error feedback: what is not finite is reported, with k = 0 too") {
   for (int64_t k : {0, 5}) {
     for (Selector selector : {Selector::kExact, Selector::kRandom}) {
-      State state = Random(9000, false);
+      State state = RandomState(9000, false);
       state.gradient[8999] = INFINITY;
       TopKScratch scratch;
-      ErrorFeedback feedback;
-      feedback.gradient = state.gradient.data();
-      feedback.residual = state.residual.data();
-      feedback.next_residual = state.residual.data();
       TopKOptions options;
       options.selector = selector;
       const TopKSegment segment{0, 9000, k};
       int64_t count = 0, indices[5];
       float values[5];
       bool non_finite = false;
-      TopKErrorFeedback(options, feedback, &segment, 1, &scratch, nullptr, &count, indices, true, values, &non_finite);
+      TopKErrorFeedback(options, state.InPlace(), &segment, 1, &scratch, nullptr, &count, indices, true, values,
+                        &non_finite);
       CHECK(non_finite);
     }
   }
@@ -178,20 +146,13 @@ TEST("error feedback: what is not finite is reported, with k = 0 too") {
 
 TEST("error feedback: a dense step hands over everything") {
   for (int kind = 0; kind < 3; ++kind) {
-    State state = Random(40011, kind > 0);
-    state.nesterov = kind == 2;
+    State state = RandomState(40011, kind > 0);
+    state.correction.nesterov = kind == 2;
     const After expected = Expected(state);
     for (topk::Path path : Paths()) {
       const With with(path);
       State now = state;
-      ErrorFeedback feedback;
-      feedback.gradient = now.gradient.data();
-      feedback.residual = now.residual.data();
-      feedback.next_residual = now.residual.data();
-      if (kind > 0) feedback.velocity = feedback.next_velocity = now.velocity.data();
-      feedback.correction.momentum = state.momentum;
-      feedback.correction.nesterov = state.nesterov;
-      Accumulate(feedback, 40011, now.gradient.data(), nullptr);
+      Accumulate(now.InPlace(), 40011, now.gradient.data(), nullptr);
       for (size_t i = 0; i < now.gradient.size(); ++i) {
         CHECK_EQ(BitsOf(now.gradient[i]), expected.accumulated[i]);
         CHECK_EQ(BitsOf(now.residual[i]), 0u);

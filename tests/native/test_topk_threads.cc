@@ -50,31 +50,19 @@ TEST("top-k: segments that threads divide keep apart, with every selector") {
 }
 
 struct Step {
-  std::vector<float> gradient, residual, velocity, values;
+  FeedbackState state;
+  std::vector<float> values;
   std::vector<int64_t> indices;
 };
 
-Step FirstStep(int64_t k) {
-  auto floats = [](const char* name) {
-    std::vector<float> x;
-    for (uint32_t bits : Input(kFloat32, name, kElements)) x.push_back(FloatOf(bits));
-    return x;
-  };
-  const size_t picks = static_cast<size_t>(k);
-  return {floats("gauss"), floats("layers"), floats("laplace"), std::vector<float>(picks), std::vector<int64_t>(picks)};
-}
-
-Step On(const ParallelFor& parallel_for, Step step, bool dense) {
-  ErrorFeedback feedback;
-  feedback.gradient = step.gradient.data();
-  feedback.residual = feedback.next_residual = step.residual.data();
-  feedback.velocity = feedback.next_velocity = step.velocity.data();
-  feedback.correction.momentum = 0.9f;
+Step On(const ParallelFor& parallel_for, FeedbackState state, int64_t k, bool dense) {
+  Step step{std::move(state), std::vector<float>(static_cast<size_t>(k)), std::vector<int64_t>(static_cast<size_t>(k))};
+  const ErrorFeedback feedback = step.state.InPlace();
   TopKScratch scratch;
-  const TopKSegment segment{0, kElements, static_cast<int64_t>(step.values.size())};
+  const TopKSegment segment{0, kElements, k};
   int64_t count = 0;
   bool non_finite = false;
-  if (dense) Accumulate(feedback, kElements, step.gradient.data(), parallel_for);
+  if (dense) Accumulate(feedback, kElements, step.state.gradient.data(), parallel_for);
   if (!dense) {
     TopKErrorFeedback({}, feedback, &segment, 1, &scratch, parallel_for, &count, step.indices.data(), true,
                       step.values.data(), &non_finite);
@@ -87,11 +75,12 @@ TEST("error feedback: the number of threads does not show in a step, sparse or d
   for (auto [k, misled] : {std::pair(900, Misled::kNot), std::pair(200000, Misled::kNot), std::pair(900, Misled::kHigh),
                            std::pair(900, Misled::kLow)}) {
     const With with(topk::BestPath(), misled);
-    const Step first = FirstStep(k);
+    const FeedbackState first = RandomState(kElements, true);
     for (bool dense : {false, true}) {
-      const Step alone = On(nullptr, first, dense), threads = On(Threads(3), first, dense);
-      CHECK(threads.gradient == alone.gradient && threads.residual == alone.residual);
-      CHECK(threads.velocity == alone.velocity && threads.values == alone.values && threads.indices == alone.indices);
+      const Step alone = On(nullptr, first, k, dense), threads = On(Threads(3), first, k, dense);
+      CHECK(threads.state.gradient == alone.state.gradient && threads.state.residual == alone.state.residual);
+      CHECK(threads.state.velocity == alone.state.velocity);
+      CHECK(threads.values == alone.values && threads.indices == alone.indices);
     }
   }
 }

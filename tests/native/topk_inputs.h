@@ -47,6 +47,21 @@ std::vector<int64_t> Order(const std::vector<Bits>& x, int64_t begin, int64_t el
   return order;
 }
 
+// The picks of a segment of x by definition, ascending.
+template <typename Bits>
+std::vector<int64_t> Best(const std::vector<Bits>& x, const TopKSegment& segment) {
+  std::vector<int64_t> best = Order(x, segment.begin, segment.elements);
+  best.resize(static_cast<size_t>(segment.k));
+  std::sort(best.begin(), best.end());
+  return best;
+}
+
+inline int64_t SumOfK(const std::vector<TopKSegment>& segments) {
+  int64_t sum = 0;
+  for (const TopKSegment& segment : segments) sum += segment.k;
+  return sum;
+}
+
 template <typename Bits>
 struct Picked {
   std::vector<int64_t> indices, counts;
@@ -75,8 +90,7 @@ template <typename Bits>
 Picked<Bits> Run(const TopKOptions& options, const Format<Bits>& format, const Bits* x,
                  const std::vector<TopKSegment>& segments, const ParallelFor& parallel_for, bool wide,
                  TopKScratch* scratch) {
-  int64_t picks = 0;
-  for (const TopKSegment& segment : segments) picks += segment.k;
+  const int64_t picks = SumOfK(segments);
   Guarded<Bits> values(picks);
   Guarded<int32_t> narrow(wide ? 0 : picks);
   Guarded<int64_t> indices(wide ? picks : 0), counts(static_cast<int64_t>(segments.size()));
@@ -111,5 +125,29 @@ struct With {
     topk::MisleadSampler(topk::Misled::kNot);
   }
 };
+
+// What a step of error feedback reads; without a velocity it has no momentum.
+struct FeedbackState {
+  std::vector<float> gradient, residual, velocity;
+  MomentumCorrection correction{0.9f};
+
+  ErrorFeedback InPlace() {
+    ErrorFeedback feedback;
+    feedback.gradient = gradient.data();
+    feedback.residual = feedback.next_residual = residual.data();
+    if (!velocity.empty()) feedback.velocity = feedback.next_velocity = velocity.data();
+    feedback.correction = correction;
+    return feedback;
+  }
+};
+
+inline FeedbackState RandomState(int64_t elements, bool momentum) {
+  auto floats = [&](const char* name) {
+    std::vector<float> x;
+    for (uint32_t bits : Input(kFloat32, name, elements)) x.push_back(FloatOf(bits));
+    return x;
+  };
+  return {floats("gauss"), floats("layers"), momentum ? floats("laplace") : std::vector<float>()};
+}
 
 }  // namespace hvd_ext::test

@@ -2,9 +2,9 @@
 
 #include <atomic>
 #include <string>
-#include <unordered_map>
 
 #include "base/mutex.h"
+#include "cache/numbered.h"
 
 namespace hvd_ext {
 namespace {
@@ -19,20 +19,8 @@ struct Loading {
   Status status HVD_EXT_GUARDED_BY(mutex);
 };
 
-struct Loadings {
-  Mutex mutex;
-  int64_t last HVD_EXT_GUARDED_BY(mutex) = 0;
-  std::unordered_map<int64_t, Loading*> by_number HVD_EXT_GUARDED_BY(mutex);
-
-  Loading* Find(int64_t number) {
-    MutexLock lock(&mutex);
-    auto found = by_number.find(number);
-    return found == by_number.end() ? nullptr : found->second;
-  }
-};
-
-Loadings& TheLoadings() {
-  static Loadings* loadings = new Loadings;
+Numbered<Loading*>& Loadings() {
+  static auto* loadings = new Numbered<Loading*>;
   return *loadings;
 }
 
@@ -49,18 +37,9 @@ Status LoadAbsent(int64_t cache, const std::vector<int64_t>& numbers, int64_t mi
   if (load == nullptr) return Internal(subject + ": no sample loader is registered in this process");
   const int64_t n = static_cast<int64_t>(numbers.size());
   Loading loading{take, std::vector<char>(numbers.size()), {}, Status::Ok()};
-  Loadings& loadings = TheLoadings();
-  int64_t number = 0;
-  {
-    MutexLock lock(&loadings.mutex);
-    number = ++loadings.last;
-    loadings.by_number[number] = &loading;
-  }
+  const int64_t number = Loadings().Add(&loading);
   load(cache, numbers.data(), missing, n - missing, parts, number);
-  {
-    MutexLock lock(&loadings.mutex);
-    loadings.by_number.erase(number);
-  }
+  Loadings().Remove(number);
   MutexLock lock(&loading.mutex);
   HVD_EXT_RETURN_IF_ERROR(loading.status);
   for (char given : loading.given) {
@@ -70,7 +49,7 @@ Status LoadAbsent(int64_t cache, const std::vector<int64_t>& numbers, int64_t mi
 }
 
 Status GiveLoaded(int64_t load, int64_t place, const Piece* pieces, int64_t n_pieces) {
-  Loading* loading = TheLoadings().Find(load);
+  Loading* loading = Loadings().Find(load);
   if (loading == nullptr) return NotUnderWay(load);
   if (place < 0 || place >= static_cast<int64_t>(loading->given.size())) {
     return Invalid("place (" + std::to_string(place) + "): must be one of the " +
@@ -91,7 +70,7 @@ Status GiveLoaded(int64_t load, int64_t place, const Piece* pieces, int64_t n_pi
 }
 
 Status FailLoad(int64_t load, Status status) {
-  Loading* loading = TheLoadings().Find(load);
+  Loading* loading = Loadings().Find(load);
   if (loading == nullptr) return NotUnderWay(load);
   MutexLock lock(&loading->mutex);
   loading->status = std::move(status);

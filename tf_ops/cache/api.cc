@@ -26,9 +26,7 @@ int Report(const Status& status) {
 
 std::string Text(const char* words) { return words == nullptr ? "" : words; }
 
-Status Find(int64_t cache, std::shared_ptr<Store>* store) {
-  *store = FindStore(cache);
-  if (*store != nullptr) return Status::Ok();
+Status NotOpen(int64_t cache) {
   return Invalid("cache (" + std::to_string(cache) + "): must be the number of an open cache");
 }
 
@@ -46,15 +44,10 @@ StoreOptions OptionsOf(const HvdExtCacheOptions& options) {
   return native;
 }
 
-static_assert(sizeof(HvdExtCacheStatistics) == sizeof(StoreStatistics), "the two hold the same");
-
 // Returns from a function of the C ABI unless `cache` is open.
-#define HVD_EXT_FIND_STORE(cache, store)     \
-  std::shared_ptr<Store> store;              \
-  do {                                       \
-    Status found_ = Find(cache, &store);     \
-    if (!found_.ok()) return Report(found_); \
-  } while (false)
+#define HVD_EXT_FIND_STORE(cache, store)           \
+  std::shared_ptr<Store> store = FindStore(cache); \
+  if (store == nullptr) return Report(NotOpen(cache))
 
 }  // namespace
 }  // namespace hvd_ext
@@ -74,11 +67,7 @@ int hvd_ext_cache_open(const HvdExtCacheOptions* options, int64_t* cache) {
   return Report(status);
 }
 
-int hvd_ext_cache_close(int64_t cache) {
-  HVD_EXT_FIND_STORE(cache, store);
-  ForgetStore(cache);
-  return Report(Status::Ok());
-}
+int hvd_ext_cache_close(int64_t cache) { return Report(ForgetStore(cache) == nullptr ? NotOpen(cache) : Status::Ok()); }
 
 int hvd_ext_cache_memory_address(int64_t cache, HvdExtCacheAddress* address) {
   HVD_EXT_FIND_STORE(cache, store);
@@ -155,8 +144,7 @@ int hvd_ext_cache_fail(int64_t load, int32_t code, const char* words) {
 
 int hvd_ext_cache_statistics(int64_t cache, HvdExtCacheStatistics* statistics) {
   HVD_EXT_FIND_STORE(cache, store);
-  StoreStatistics native = store->Statistics();
-  std::memcpy(statistics, &native, sizeof(native));
+  *statistics = store->Statistics();
   return Report(Status::Ok());
 }
 
@@ -176,14 +164,7 @@ int hvd_ext_cache_verify(int64_t cache, int32_t (*progress)(int64_t done, int64_
   return Report(status);
 }
 
-int hvd_ext_cache_about(const char* path, HvdExtCacheAbout* about) {
-  StoreAbout native;
-  Status status = LookAtIndex(Text(path), &native);
-  if (status.ok()) {
-    *about = {{native.fingerprint[0], native.fingerprint[1]}, native.samples, native.records, native.record_bytes};
-  }
-  return Report(status);
-}
+int hvd_ext_cache_about(const char* path, HvdExtCacheAbout* about) { return Report(LookAtIndex(Text(path), about)); }
 
 int hvd_ext_cache_free_memory(const char* memory_root, int64_t* nbytes) {
   FreeMemory free = LookAtFreeMemory(memory_root == nullptr ? "/" : memory_root);

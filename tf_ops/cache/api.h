@@ -30,28 +30,29 @@ typedef struct {
   uint64_t token[2];
 } HvdExtCacheAddress;
 
-// StoreStatistics of store.h.
+// What this process has done since it opened the store, but for the last four, which are what the places hold now. All
+// are int64_t.
 typedef struct {
   int64_t memory_hits, memory_hit_bytes;
   int64_t disk_hits, disk_hit_bytes;
-  int64_t misses;
+  int64_t misses;  // samples that a lookup has left to its caller to load
   int64_t memory_inserted, memory_inserted_bytes;
   int64_t disk_inserted, disk_inserted_bytes;
-  int64_t passed_through;
-  int64_t damaged;
-  int64_t taken_over;
-  int64_t waits, waited_ns;
-  int64_t memory_ns, disk_ns;
-  int64_t memory_open, disk_open;
-  int64_t memory_records, disk_records;
+  int64_t passed_through;                // samples that an insert could store in no place
+  int64_t damaged;                       // records that were not what was written
+  int64_t taken_over;                    // claims of processes that had ended or took too long
+  int64_t waits, waited_ns;              // for claims of others
+  int64_t memory_ns, disk_ns;            // of the calling threads in each place, summed over lookups
+  int64_t memory_open, disk_open;        // 1: the place takes records
+  int64_t memory_records, disk_records;  // that are ready
 } HvdExtCacheStatistics;
 
-// StoreAbout of store.h.
+// What a file that holds an index (the file `index` of a folder, or memory that stays) says of itself.
 typedef struct {
   uint64_t fingerprint[2];
   int64_t samples;
-  int64_t records;
-  int64_t record_bytes;
+  int64_t records;       // that are ready
+  int64_t record_bytes;  // that they take in their place, heads and gaps included
 } HvdExtCacheAbout;
 
 int64_t hvd_ext_cache_abi_version(void);

@@ -1,6 +1,5 @@
 #include "cache/claim.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 #include <ctime>
 #include <string>
 
+#include "cache/file.h"
 #include "cache/format.h"
 
 namespace hvd_ext {
@@ -23,11 +23,10 @@ constexpr int64_t kTicks = 8;            // a second
 
 std::string ReadAll(const std::string& path) {
   char text[1024];
-  int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return "";
-  ssize_t n = read(fd, text, sizeof(text));
-  close(fd);
-  return n > 0 ? std::string(text, static_cast<size_t>(n)) : "";
+  int64_t n = 0;
+  const File file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.fd() < 0 || ReadAt(file.fd(), text, sizeof(text), 0, &n) != 0) return "";
+  return std::string(text, static_cast<size_t>(n));
 }
 
 uint64_t Hash8(const std::string& text) { return Crc32c(0, text.data(), static_cast<int64_t>(text.size())) & 0xff; }

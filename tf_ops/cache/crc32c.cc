@@ -13,28 +13,6 @@ namespace {
 
 // Polynomials over GF(2) of degree below 32, the coefficient of x^0 in the highest bit, as the checksum has them.
 constexpr uint32_t kPolynomial = 0x82F63B78u;  // less x^32
-constexpr uint32_t kOne = 0x80000000u;
-
-// a * b modulo the polynomial.
-uint32_t Times(uint32_t a, uint32_t b) {
-  uint32_t product = 0;
-  for (int i = 31; i >= 0; --i) {
-    if ((a >> i & 1u) != 0) product ^= b;
-    b = (b >> 1) ^ ((b & 1u) != 0 ? kPolynomial : 0u);  // b * x
-  }
-  return product;
-}
-
-// x^(8 n): a checksum times it is that of the same bytes followed by n zeros, before the inversions at both ends.
-uint32_t Zeros(uint64_t n) {
-  uint32_t power = kOne;
-  uint32_t square = kOne >> 8;  // x^8
-  for (; n != 0; n >>= 1) {
-    if ((n & 1u) != 0) power = Times(power, square);
-    square = Times(square, square);
-  }
-  return power;
-}
 
 // byte[k][v]: what v does as byte k of the checksum. One table for the next byte, eight for eight bytes at a time.
 struct Bytes {
@@ -52,6 +30,27 @@ struct Bytes {
 };
 
 #ifdef HVD_EXT_CRC32C_SSE42
+
+// a * b modulo the polynomial.
+uint32_t Times(uint32_t a, uint32_t b) {
+  uint32_t product = 0;
+  for (int i = 31; i >= 0; --i) {
+    if ((a >> i & 1u) != 0) product ^= b;
+    b = (b >> 1) ^ ((b & 1u) != 0 ? kPolynomial : 0u);  // b * x
+  }
+  return product;
+}
+
+// x^(8 n): a checksum times it is that of the same bytes followed by n zeros, before the inversions at both ends.
+uint32_t Zeros(uint64_t n) {
+  uint32_t power = 0x80000000u;        // 1
+  uint32_t square = 0x80000000u >> 8;  // x^8
+  for (; n != 0; n >>= 1) {
+    if ((n & 1u) != 0) power = Times(power, square);
+    square = Times(square, square);
+  }
+  return power;
+}
 
 // Multiplies by a fixed x^(8 n), by one look-up for each byte.
 struct Shift {
@@ -131,10 +130,6 @@ uint32_t Crc32c(uint32_t crc, const void* data, int64_t nbytes) {
   if (HasSse42()) return Crc32cSse42(crc, data, nbytes);
 #endif
   return Crc32cPortable(crc, data, nbytes);
-}
-
-uint32_t Crc32cJoin(uint32_t a, uint32_t b, int64_t b_nbytes) {
-  return Times(Zeros(static_cast<uint64_t>(b_nbytes)), a) ^ b;
 }
 
 }  // namespace hvd_ext

@@ -11,7 +11,4 @@ uint32_t Crc32c(uint32_t crc, const void* data, int64_t nbytes);
 // The same without instructions of the processor, for tests and for processors that have none.
 uint32_t Crc32cPortable(uint32_t crc, const void* data, int64_t nbytes);
 
-// Returns the checksum of A followed by B from those of A and B, and the length of B in bytes.
-uint32_t Crc32cJoin(uint32_t a, uint32_t b, int64_t b_nbytes);
-
 }  // namespace hvd_ext

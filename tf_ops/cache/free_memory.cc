@@ -12,6 +12,14 @@ namespace {
 
 constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
 
+// What the versions of cgroups call the same things.
+struct Names {
+  const char *hierarchy, *limit, *used, *file_pages, *shmem;
+};
+constexpr Names kFirst = {"sys/fs/cgroup/memory", "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_cache ",
+                          "total_shmem "};
+constexpr Names kSecond = {"sys/fs/cgroup", "/memory.max", "/memory.current", "file ", "shmem "};
+
 // The number that a file begins with; kNone where there is no such file or it says "max".
 int64_t NumberIn(const std::string& path) {
   std::ifstream file(path);
@@ -64,20 +72,14 @@ FreeMemory LookAtFreeMemory(const std::string& given) {
     if (second == std::string::npos || line.find("..", second) != std::string::npos) continue;
     std::string controllers = line.substr(first + 1, second - first - 1);
     std::string path = line.substr(second + 1);
-    if (controllers.empty()) {
-      for (const std::string& folder : Upwards(root + "sys/fs/cgroup", path)) {
-        std::string limit = folder + "/memory.max";
-        int64_t file_pages = After(folder + "/memory.stat", "file ");
-        int64_t shmem = std::max<int64_t>(After(folder + "/memory.stat", "shmem "), 0);
-        Narrow(&free, NumberIn(limit), NumberIn(folder + "/memory.current"), file_pages - shmem, limit);
-      }
-    } else if (("," + controllers + ",").find(",memory,") != std::string::npos) {
-      for (const std::string& folder : Upwards(root + "sys/fs/cgroup/memory", path)) {
-        std::string limit = folder + "/memory.limit_in_bytes";
-        int64_t file_pages = After(folder + "/memory.stat", "total_cache ");
-        int64_t shmem = std::max<int64_t>(After(folder + "/memory.stat", "total_shmem "), 0);
-        Narrow(&free, NumberIn(limit), NumberIn(folder + "/memory.usage_in_bytes"), file_pages - shmem, limit);
-      }
+    const bool first_version = !controllers.empty();
+    if (first_version && ("," + controllers + ",").find(",memory,") == std::string::npos) continue;
+    const Names& names = first_version ? kFirst : kSecond;
+    for (const std::string& folder : Upwards(root + names.hierarchy, path)) {
+      std::string limit = folder + names.limit;
+      int64_t file_pages = After(folder + "/memory.stat", names.file_pages);
+      int64_t shmem = std::max<int64_t>(After(folder + "/memory.stat", names.shmem), 0);
+      Narrow(&free, NumberIn(limit), NumberIn(folder + names.used), file_pages - shmem, limit);
     }
   }
   return free;

@@ -1,20 +1,17 @@
 // Records on disk: a folder with the segments and the file `index`, which all processes map. Python puts about.json
 // beside them, for people.
-#include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <utility>
 
+#include "cache/file.h"
 #include "cache/place.h"
 
 namespace hvd_ext {
@@ -24,58 +21,10 @@ constexpr const char* kIndex = "index";
 constexpr const char* kNewIndex = "index.new";  // until it is whole
 constexpr const char* kSegment = "segment-";
 
-std::string Words(int error) { return std::string(std::strerror(error)) + " (code " + std::to_string(error) + ")"; }
-
 std::string SegmentName(int64_t segment) {
   char name[32];
   std::snprintf(name, sizeof(name), "%s%06lld", kSegment, static_cast<long long>(segment));
   return name;
-}
-
-class File {
- public:
-  explicit File(int fd) : fd_(fd) {}
-  ~File() {
-    if (fd_ >= 0) close(fd_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int fd() const { return fd_; }
-
- private:
-  const int fd_;
-};
-
-// Both return 0, or the code of the error; a read that comes to the end of the file is short.
-int ReadAt(int fd, char* to, int64_t nbytes, int64_t offset, int64_t* seen) {
-  *seen = 0;
-  while (*seen < nbytes) {
-    ssize_t n = pread(fd, to + *seen, static_cast<size_t>(nbytes - *seen), offset + *seen);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return errno;
-    if (n == 0) break;
-    *seen += n;
-  }
-  return 0;
-}
-
-int WriteAt(int fd, std::vector<iovec> parts, int64_t offset) {
-  size_t first = 0;
-  while (first < parts.size()) {
-    int count = static_cast<int>(std::min<size_t>(parts.size() - first, 64));
-    ssize_t n = pwritev(fd, parts.data() + first, count, offset);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return errno;
-    offset += n;
-    while (first < parts.size() && n >= static_cast<ssize_t>(parts[first].iov_len)) {
-      n -= static_cast<ssize_t>(parts[first++].iov_len);
-    }
-    if (n > 0) {
-      parts[first].iov_base = static_cast<char*>(parts[first].iov_base) + n;
-      parts[first].iov_len -= static_cast<size_t>(n);
-    }
-  }
-  return 0;
 }
 
 // The buffer in which this thread reads. It is valid until the thread's next read.
@@ -261,7 +210,7 @@ Status LookAtIndex(const std::string& path, StoreAbout* about) {
     return Invalid(subject + ": must be an index of version " + std::to_string(kFormatVersion) +
                    " of the format; it is damaged, of another version, or another file");
   }
-  *about = {same.fingerprint, same.samples, 0, 0};
+  *about = {{head.fingerprint[0], head.fingerprint[1]}, head.samples, 0, 0};
   std::vector<uint64_t> entries(1 << 16);
   for (int64_t at = 0; at < head.samples; at += static_cast<int64_t>(entries.size())) {
     int64_t n = std::min<int64_t>(head.samples - at, static_cast<int64_t>(entries.size())) * 8;

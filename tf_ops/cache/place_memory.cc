@@ -1,15 +1,14 @@
 // Records in memory: in an arena, which ends with the processes that map it, or in a file with a name, which stays.
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <utility>
 
+#include "cache/file.h"
 #include "cache/place.h"
 
 namespace hvd_ext {
@@ -23,65 +22,43 @@ int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 // Where the records begin in the file.
 int64_t RecordsAt(int64_t samples) { return RoundUp(IndexBytes(samples), 4096); }
 
-std::string Words(int error) { return std::string(std::strerror(error)) + " (code " + std::to_string(error) + ")"; }
-
 // Memory that processes share, with pages that are reserved before they are touched.
-class Mapping {
- public:
-  virtual ~Mapping() = default;
-  virtual char* base() const = 0;
-  virtual int64_t capacity() const = 0;
-  virtual Status Reserve(int64_t offset, int64_t nbytes) = 0;
+struct Mapping {
+  char* base = nullptr;  // null: there is none
+  int64_t capacity = 0;
+  std::function<Status(int64_t offset, int64_t nbytes)> reserve;
+  std::shared_ptr<void> owner;  // what it ends with
 };
 
-class ArenaMapping : public Mapping {
- public:
-  ArenaMapping(std::shared_ptr<Arena> own, std::shared_ptr<MappedArena> mapped)
-      : own_(std::move(own)), mapped_(std::move(mapped)) {}
-  char* base() const override { return mapped_->base(); }
-  int64_t capacity() const override { return mapped_->capacity(); }
-  Status Reserve(int64_t offset, int64_t nbytes) override { return mapped_->Reserve(offset, nbytes); }
+Mapping MappingOf(std::shared_ptr<MappedArena> mapped, std::shared_ptr<Arena> own) {
+  auto reserve = [mapped](int64_t offset, int64_t nbytes) { return mapped->Reserve(offset, nbytes); };
+  return {mapped->base(), mapped->capacity(), std::move(reserve), std::move(own)};
+}
 
- private:
-  const std::shared_ptr<Arena> own_;  // null for another process's
-  const std::shared_ptr<MappedArena> mapped_;
-};
-
-class FileMapping : public Mapping {
- public:
-  FileMapping(int fd, char* base, int64_t capacity) : fd_(fd), base_(base), capacity_(capacity) {}
-  ~FileMapping() override {
-    munmap(base_, static_cast<size_t>(capacity_));
-    close(fd_);
-  }
-  char* base() const override { return base_; }
-  int64_t capacity() const override { return capacity_; }
-  Status Reserve(int64_t offset, int64_t nbytes) override {
-    int failed = -1;
-    do {
-      failed = fallocate(fd_, 0, offset, nbytes);
-    } while (failed != 0 && errno == EINTR);
-    return failed == 0 ? Status::Ok() : Internal("reserving " + std::to_string(nbytes) + " bytes: " + Words(errno));
-  }
-
- private:
-  const int fd_;
-  char* const base_;
-  const int64_t capacity_;
-};
+Mapping MappingOf(File kept, char* base, int64_t capacity) {
+  auto file = std::make_shared<File>(std::move(kept));
+  auto reserve = [file](int64_t offset, int64_t nbytes) {
+    while (fallocate(file->fd(), 0, offset, nbytes) != 0) {
+      if (errno != EINTR) return Internal("reserving " + std::to_string(nbytes) + " bytes: " + Words(errno));
+    }
+    return Status::Ok();
+  };
+  auto unmap = [capacity](char* mapped) { munmap(mapped, static_cast<size_t>(capacity)); };
+  return {base, capacity, std::move(reserve), std::shared_ptr<char>(base, unmap)};
+}
 
 class MemoryPlace : public Place {
  public:
   // `stays`: the records may be another job's.
-  MemoryPlace(const StoreOptions& options, std::unique_ptr<Mapping> mapping, bool stays, Warn warn)
+  MemoryPlace(const StoreOptions& options, Mapping mapping, bool stays, Warn warn)
       : Place("cache '" + options.name + "': its memory",
-              std::min(options.memory_bytes, mapping->capacity() - RecordsAt(options.samples)), std::move(warn)),
+              std::min(options.memory_bytes, mapping.capacity - RecordsAt(options.samples)), std::move(warn)),
         mapping_(std::move(mapping)),
         root_(options.memory_root),
         records_at_(RecordsAt(options.samples)),
-        records_(mapping_->base() + records_at_),
-        room_(mapping_->capacity() - records_at_) {
-    Attach(mapping_->base());
+        records_(mapping_.base + records_at_),
+        room_(mapping_.capacity - records_at_) {
+    Attach(mapping_.base);
     if (stays) trusted_ = std::vector<std::atomic<uint8_t>>(static_cast<size_t>(options.samples));
   }
 
@@ -127,7 +104,7 @@ class MemoryPlace : public Place {
     to = std::min(to, room_);
     if (!LeavesEnough(to - reserved)) return false;
     // Other processes may reserve the same pages at this moment: those that are there stay as they are.
-    Status status = mapping_->Reserve(records_at_ + reserved, to - reserved);
+    Status status = mapping_.reserve(records_at_ + reserved, to - reserved);
     if (!status.ok()) {
       Close("the host has no more for it: " + status.message);
       return false;
@@ -136,7 +113,7 @@ class MemoryPlace : public Place {
     // Spares the writer its page faults. The pages may be another process's too; nothing in them changes.
     int64_t page = sysconf(_SC_PAGESIZE);
     int64_t begin = (records_at_ + reserved) / page * page;
-    madvise(mapping_->base() + begin, static_cast<size_t>(records_at_ + to - begin), MADV_POPULATE_WRITE);
+    madvise(mapping_.base + begin, static_cast<size_t>(records_at_ + to - begin), MADV_POPULATE_WRITE);
 #endif
     while (reserved < to && !head_->reserved.compare_exchange_weak(reserved, to, std::memory_order_acq_rel)) {
     }
@@ -157,7 +134,7 @@ class MemoryPlace : public Place {
     return false;
   }
 
-  const std::unique_ptr<Mapping> mapping_;
+  const Mapping mapping_;
   const std::string root_;
   const int64_t records_at_;
   char* const records_;
@@ -166,50 +143,41 @@ class MemoryPlace : public Place {
   std::vector<std::atomic<uint8_t>> trusted_;  // by number: checked by this process; empty: all are
 };
 
-std::string Without(const StoreOptions& options, const std::string& why) {
-  return "cache '" + options.name + "': does without memory: " + why;
-}
-
-// Opens the file, or makes it, complete with its index, under its name at once. Sets *fd to -1 and *why where the
-// system does not give it.
-Status OpenKept(const StoreOptions& options, const Warn& warn, int* fd, std::string* why) {
+// Opens the file, or makes it, complete with its index, under its name at once. Sets *why where the system does not
+// give it.
+Status OpenKept(const StoreOptions& options, const Warn& warn, File* file, std::string* why) {
   const std::string& path = options.keep;
   const std::string subject = "cache '" + options.name + "': the memory that stays (" + path + ")";
   const int64_t index = RecordsAt(options.samples);
   for (int attempt = 0; attempt < 10; ++attempt) {
-    *fd = open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    if (*fd >= 0 || errno != ENOENT) {
+    File found(open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+    if (found.fd() >= 0 || errno != ENOENT) {
       int error = errno;
       struct stat seen{};
-      if (*fd < 0 && lstat(path.c_str(), &seen) != 0) return Invalid(subject + ": " + Words(error));
-      if (*fd >= 0 && fstat(*fd, &seen) != 0) return Invalid(subject + ": fstat: " + Words(errno));
-      bool file = S_ISREG(seen.st_mode), own = seen.st_uid == geteuid(), closed = (seen.st_mode & 077) == 0;
-      Status refused;
-      if (!file || !own || !closed) {
-        refused = Invalid(subject + " must be a plain file of this user that no other user can open, it is " +
-                          (!file  ? "no plain file"
-                           : !own ? "another user's"
-                                  : "open to others") +
-                          "; remove it, or name another");
-      } else if (*fd < 0) {
-        refused = Invalid(subject + ": " + Words(error));
+      if (found.fd() < 0 && lstat(path.c_str(), &seen) != 0) return Invalid(subject + ": " + Words(error));
+      if (found.fd() >= 0 && fstat(found.fd(), &seen) != 0) return Invalid(subject + ": fstat: " + Words(errno));
+      bool plain = S_ISREG(seen.st_mode), own = seen.st_uid == geteuid(), closed = (seen.st_mode & 077) == 0;
+      if (!plain || !own || !closed) {
+        return Invalid(subject + " must be a plain file of this user that no other user can open, it is " +
+                       (!plain ? "no plain file"
+                        : !own ? "another user's"
+                               : "open to others") +
+                       "; remove it, or name another");
       }
-      if (!refused.ok()) {
-        if (*fd >= 0) close(*fd);
-        *fd = -1;
-        return refused;
-      }
-      alignas(IndexHead) char head[kEntriesAt];
-      bool whole = seen.st_size >= index && pread(*fd, head, sizeof(head), 0) == static_cast<ssize_t>(sizeof(head));
-      const IndexHead& stays = *reinterpret_cast<IndexHead*>(head + kHeadAt);
-      IndexIs is = whole ? JudgeIndex(stays, options) : IndexIs::kNone;
-      int64_t used = whole ? stays.used.load() : 0, reserved = whole ? stays.reserved.load() : 0;
+      if (found.fd() < 0) return Invalid(subject + ": " + Words(error));
+      alignas(IndexHead) char begin[kEntriesAt];
+      int64_t got = 0;
+      bool whole = seen.st_size >= index && ReadAt(found.fd(), begin, sizeof(begin), 0, &got) == 0 &&
+                   got == static_cast<int64_t>(sizeof(begin));
+      const IndexHead& head = *reinterpret_cast<IndexHead*>(begin + kHeadAt);
+      IndexIs is = whole ? JudgeIndex(head, options) : IndexIs::kNone;
+      int64_t used = whole ? head.used.load() : 0, reserved = whole ? head.reserved.load() : 0;
       if (used < 0 || used > kFarthest || reserved < 0 || reserved > seen.st_size) is = IndexIs::kNone;
-      if (is == IndexIs::kOurs) return Status::Ok();
-      std::string words = OtherData(path, stays, options);
-      close(*fd);
-      *fd = -1;
-      if (is == IndexIs::kOther) return Invalid(words);
+      if (is == IndexIs::kOther) return Invalid(OtherData(path, head, options));
+      if (is == IndexIs::kOurs) {
+        *file = std::move(found);
+        return Status::Ok();
+      }
       warn(subject + " is damaged or of another version: it starts empty");
       unlink(path.c_str());
       continue;
@@ -218,51 +186,42 @@ Status OpenKept(const StoreOptions& options, const Warn& warn, int* fd, std::str
     // whole index, and nothing is left of a process that is killed before.
     size_t slash = path.find_last_of('/');
     std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-    *fd = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (*fd < 0) {
-      *why = subject + ": " + Words(errno);
-      return Status::Ok();
-    }
     std::vector<char> begin(static_cast<size_t>(kEntriesAt));
     BeginIndex(begin.data(), options);
-    std::string link = "/proc/self/fd/" + std::to_string(*fd);
-    int error = 0;
-    if (fchmod(*fd, 0600) != 0 || ftruncate(*fd, index) != 0 || fallocate(*fd, 0, 0, index) != 0 ||
-        pwrite(*fd, begin.data(), begin.size(), 0) != static_cast<ssize_t>(begin.size()) ||
-        linkat(AT_FDCWD, link.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) != 0) {
-      error = errno;
+    File made(open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+    std::string link = "/proc/self/fd/" + std::to_string(made.fd());
+    if (made.fd() >= 0 && fchmod(made.fd(), 0600) == 0 && ftruncate(made.fd(), index) == 0 &&
+        fallocate(made.fd(), 0, 0, index) == 0 &&
+        pwrite(made.fd(), begin.data(), begin.size(), 0) == static_cast<ssize_t>(begin.size()) &&
+        linkat(AT_FDCWD, link.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) {
+      *file = std::move(made);
+      return Status::Ok();
     }
-    if (error == 0) return Status::Ok();
-    close(*fd);
-    *fd = -1;
-    if (error == EEXIST) continue;  // another process was first
-    *why = subject + ": " + Words(error);
+    if (errno == EEXIST) continue;  // another process was first
+    *why = subject + ": " + Words(errno);
     return Status::Ok();
   }
   *why = subject + ": it is made and removed again and again";
   return Status::Ok();
 }
 
-Status MapKept(const StoreOptions& options, const Warn& warn, std::unique_ptr<Mapping>* mapping, std::string* why) {
-  int fd = -1;
-  HVD_EXT_RETURN_IF_ERROR(OpenKept(options, warn, &fd, why));
-  if (fd < 0) return Status::Ok();
+Status MapKept(const StoreOptions& options, const Warn& warn, Mapping* mapping, std::string* why) {
+  File file;
+  HVD_EXT_RETURN_IF_ERROR(OpenKept(options, warn, &file, why));
+  if (file.fd() < 0) return Status::Ok();
   struct stat seen{};
   int64_t capacity = RecordsAt(options.samples) + RoundUp(options.memory_bytes, 4096);
   // A file only grows: other processes may have mapped it.
-  bool sized = fstat(fd, &seen) == 0 && (seen.st_size >= capacity || ftruncate(fd, capacity) == 0);
+  bool sized = fstat(file.fd(), &seen) == 0 && (seen.st_size >= capacity || ftruncate(file.fd(), capacity) == 0);
   capacity = std::max<int64_t>(capacity, seen.st_size);
-  void* base = MAP_FAILED;
-  if (sized) {
-    base = mmap(nullptr, static_cast<size_t>(capacity), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-  }
+  constexpr int kProtection = PROT_READ | PROT_WRITE, kFlags = MAP_SHARED | MAP_NORESERVE;
+  void* base = sized ? mmap(nullptr, static_cast<size_t>(capacity), kProtection, kFlags, file.fd(), 0) : MAP_FAILED;
   if (base == MAP_FAILED) {
     *why = "mapping " + std::to_string(capacity) + " bytes of " + options.keep + ": " + Words(errno);
-    close(fd);
     return Status::Ok();
   }
   madvise(base, static_cast<size_t>(capacity), MADV_DONTDUMP);
-  mapping->reset(new FileMapping(fd, static_cast<char*>(base), capacity));
+  *mapping = MappingOf(std::move(file), static_cast<char*>(base), capacity);
   return Status::Ok();
 }
 
@@ -270,7 +229,7 @@ Status MapKept(const StoreOptions& options, const Warn& warn, std::unique_ptr<Ma
 
 Status OpenMemory(const StoreOptions& options, const Warn& warn, std::shared_ptr<Place>* place, ArenaAddress* address) {
   place->reset();
-  std::unique_ptr<Mapping> mapping;
+  Mapping mapping;
   std::string why;
   bool stays = !options.keep.empty();
   if (stays) {
@@ -284,13 +243,13 @@ Status OpenMemory(const StoreOptions& options, const Warn& warn, std::shared_ptr
     if (status.ok()) {
       BeginIndex(mapped->base(), options);
       *address = arena->address();
-      mapping.reset(new ArenaMapping(std::move(arena), std::move(mapped)));
+      mapping = MappingOf(std::move(mapped), std::move(arena));
     } else {
       why = status.message;
     }
   }
-  if (mapping == nullptr) {
-    warn(Without(options, why));
+  if (mapping.base == nullptr) {
+    warn("cache '" + options.name + "': does without memory: " + why);
     return Status::Ok();
   }
   *place = std::make_shared<MemoryPlace>(options, std::move(mapping), stays, warn);
@@ -308,8 +267,7 @@ Status MapMemory(const StoreOptions& options, const ArenaAddress& address, const
   *other = is == IndexIs::kOther;
   if (is != IndexIs::kOurs) return Invalid(OtherData("another rank's memory", head, options));
   if (mapped->capacity() < RecordsAt(options.samples)) return Internal("shared memory: too small for its index");
-  std::unique_ptr<Mapping> mapping(new ArenaMapping(nullptr, std::move(mapped)));
-  *place = std::make_shared<MemoryPlace>(options, std::move(mapping), /*stays=*/false, warn);
+  *place = std::make_shared<MemoryPlace>(options, MappingOf(std::move(mapped), nullptr), /*stays=*/false, warn);
   return Status::Ok();
 }
 

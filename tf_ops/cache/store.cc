@@ -1,16 +1,17 @@
 #include "cache/store.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <deque>
-#include <limits>
 #include <thread>
 #include <unordered_set>
 #include <utility>
 
 #include "base/mutex.h"
 #include "cache/claim.h"
+#include "cache/numbered.h"
 #include "cache/place.h"
 
 namespace hvd_ext {
@@ -27,11 +28,6 @@ constexpr int64_t kEntriesAhead = 12, kRecordsAhead = 3;
 struct Warnings {
   Mutex mutex;
   std::deque<std::string> words HVD_EXT_GUARDED_BY(mutex);
-};
-
-// The counts of one call, added to the store's in one go.
-struct Counts {
-  int64_t memory_hits = 0, memory_hit_bytes = 0, disk_hits = 0, disk_hit_bytes = 0, disk_ns = 0;
 };
 
 int64_t Since(Clock::time_point begin) {
@@ -54,7 +50,6 @@ class TheStore : public Store {
     return Status::Ok();
   }
 
-  const StoreOptions& options() const override { return options_; }
   ArenaAddress memory_address() const override { return address_; }
 
   Status ShareMemory(const std::vector<ArenaAddress>& addresses, int64_t* taken) override {
@@ -86,7 +81,7 @@ class TheStore : public Store {
     for (int64_t i = 0; i < n; ++i) {
       if (numbers[i] < 0 || numbers[i] >= options_.samples) return NotOurs(numbers[i]);
     }
-    Counts counts;
+    StoreStatistics counts{};
     const Clock::time_point begin = Clock::now();
     for (int64_t i = 0; i < n; ++i) {
       if (memory_ != nullptr) {
@@ -106,24 +101,19 @@ class TheStore : public Store {
       if (found == Found::kYes) continue;
       (claimed == Claimed::kByOther ? pending : missing)->push_back(i);
     }
-    memory_ns_.fetch_add(Since(begin) - counts.disk_ns, std::memory_order_relaxed);
+    counts.memory_ns = Since(begin) - counts.disk_ns;
     if (wait && !pending->empty()) {
       Wait(numbers, take, &counts, missing, pending);
       std::sort(missing->begin(), missing->end());
     }
-    memory_hits_.fetch_add(counts.memory_hits, std::memory_order_relaxed);
-    memory_hit_bytes_.fetch_add(counts.memory_hit_bytes, std::memory_order_relaxed);
-    if (counts.disk_hits > 0) {
-      disk_hits_.fetch_add(counts.disk_hits, std::memory_order_relaxed);
-      disk_hit_bytes_.fetch_add(counts.disk_hit_bytes, std::memory_order_relaxed);
-      disk_ns_.fetch_add(counts.disk_ns, std::memory_order_relaxed);
-    }
-    if (!missing->empty()) misses_.fetch_add(static_cast<int64_t>(missing->size()), std::memory_order_relaxed);
+    counts.misses = static_cast<int64_t>(missing->size());
+    Add(counts);
     return Status::Ok();
   }
 
   Status Insert(int64_t number, const Piece* pieces, int64_t n_pieces, bool* stored) override {
     *stored = false;
+    StoreStatistics counts{};
     if (number < 0 || number >= options_.samples) return NotOurs(number);
     int64_t nbytes = 0;
     for (int64_t i = 0; i < n_pieces; ++i) nbytes += pieces[i].nbytes;
@@ -137,10 +127,11 @@ class TheStore : public Store {
       RecordHead head{static_cast<uint64_t>(number), static_cast<uint32_t>(nbytes), 0};
       head.crc = BeginRecordCrc(head);
       for (int64_t i = 0; i < n_pieces; ++i) head.crc = Crc32c(head.crc, pieces[i].data, pieces[i].nbytes);
-      if (StoreIn(memory_.get(), head, pieces, n_pieces, &memory_inserted_, &memory_inserted_bytes_)) *stored = true;
-      if (StoreIn(disk_.get(), head, pieces, n_pieces, &disk_inserted_, &disk_inserted_bytes_)) *stored = true;
+      *stored = StoreIn(memory_.get(), head, pieces, n_pieces, &counts.memory_inserted, &counts.memory_inserted_bytes);
+      *stored |= StoreIn(disk_.get(), head, pieces, n_pieces, &counts.disk_inserted, &counts.disk_inserted_bytes);
     }
-    if (!*stored) passed_through_.fetch_add(1, std::memory_order_relaxed);
+    counts.passed_through = *stored ? 0 : 1;
+    Add(counts);
     Release(&number, 1);
     return Status::Ok();
   }
@@ -167,23 +158,9 @@ class TheStore : public Store {
   }
 
   StoreStatistics Statistics() const override {
-    StoreStatistics s;
-    s.memory_hits = memory_hits_;
-    s.memory_hit_bytes = memory_hit_bytes_;
-    s.disk_hits = disk_hits_;
-    s.disk_hit_bytes = disk_hit_bytes_;
-    s.misses = misses_;
-    s.memory_inserted = memory_inserted_;
-    s.memory_inserted_bytes = memory_inserted_bytes_;
-    s.disk_inserted = disk_inserted_;
-    s.disk_inserted_bytes = disk_inserted_bytes_;
-    s.passed_through = passed_through_;
-    s.damaged = damaged_;
-    s.taken_over = taken_over_;
-    s.waits = waits_;
-    s.waited_ns = waited_ns_;
-    s.memory_ns = memory_ns_;
-    s.disk_ns = disk_ns_;
+    StoreStatistics s{};
+    int64_t* numbers = reinterpret_cast<int64_t*>(&s);
+    for (size_t i = 0; i < counts_.size(); ++i) numbers[i] = counts_[i].load(std::memory_order_relaxed);
     s.memory_open = Opened(memory_) ? 1 : 0;
     s.disk_open = Opened(disk_) ? 1 : 0;
     s.memory_records = memory_ == nullptr ? 0 : memory_->CountRecords();
@@ -216,7 +193,9 @@ class TheStore : public Store {
           seen->bytes += head.nbytes;
         } else if (found == Found::kNo) {
           ++seen->damaged;
-          Forget(place, number, entry);
+          StoreStatistics counts{};
+          Forget(place, number, entry, &counts);
+          Add(counts);
         }
       }
     }
@@ -225,6 +204,14 @@ class TheStore : public Store {
   }
 
  private:
+  // Adds the counts of one call.
+  void Add(const StoreStatistics& counts) {
+    const int64_t* numbers = reinterpret_cast<const int64_t*>(&counts);
+    for (size_t i = 0; i < counts_.size(); ++i) {
+      if (numbers[i] != 0) counts_[i].fetch_add(numbers[i], std::memory_order_relaxed);
+    }
+  }
+
   enum class Claimed { kHere, kByOther, kByNone, kThere };
 
   Status NotOurs(int64_t number) const {
@@ -241,10 +228,10 @@ class TheStore : public Store {
   }
 
   // Gives the record to `take` if one of the places has it.
-  Found Read(int64_t number, int64_t place, const Take& take, Counts* counts) {
+  Found Read(int64_t number, int64_t place, const Take& take, StoreStatistics* counts) {
     const char* record = nullptr;
     RecordHead head{};
-    Found found = ReadIn(memory_.get(), number, &record, &head);
+    Found found = ReadIn(memory_.get(), number, &record, &head, counts);
     if (found == Found::kYes) {
       take(place, record + kRecordHead, head.nbytes);
       ++counts->memory_hits;
@@ -253,9 +240,9 @@ class TheStore : public Store {
     }
     if (disk_ == nullptr) return found;
     const Clock::time_point begin = Clock::now();
-    Found on_disk = ReadIn(disk_.get(), number, &record, &head);
+    Found on_disk = ReadIn(disk_.get(), number, &record, &head, counts);
     if (on_disk == Found::kYes) {
-      Promote(number, head, record);
+      Promote(number, head, record, counts);
       take(place, record + kRecordHead, head.nbytes);
       ++counts->disk_hits;
       counts->disk_hit_bytes += head.nbytes;
@@ -265,17 +252,17 @@ class TheStore : public Store {
     return found == Found::kNotNow ? found : on_disk;
   }
 
-  Found ReadIn(Place* place, int64_t number, const char** record, RecordHead* head) {
+  static Found ReadIn(Place* place, int64_t number, const char** record, RecordHead* head, StoreStatistics* counts) {
     if (place == nullptr) return Found::kNo;
     uint64_t entry = place->entry(number).load(std::memory_order_acquire);
     if (StateOf(entry) != kReady) return Found::kNo;
     Found found = place->Read(number, entry, /*always=*/false, record, head);
-    if (found == Found::kNo) Forget(place, number, entry);
+    if (found == Found::kNo) Forget(place, number, entry, counts);
     return found;
   }
 
   // A record that was read from the disk is put into memory. A claim keeps two readers from taking room for it twice.
-  void Promote(int64_t number, const RecordHead& head, const char* record) {
+  void Promote(int64_t number, const RecordHead& head, const char* record, StoreStatistics* counts) {
     if (!Opened(memory_)) return;
     Entry& entry = memory_->entry(number);
     uint64_t seen = entry.load(std::memory_order_relaxed);
@@ -285,19 +272,19 @@ class TheStore : public Store {
     Piece piece{record + kRecordHead, head.nbytes};
     uint64_t ready = memory_->Write(head, &piece, 1);
     if (entry.compare_exchange_strong(claim, ready, std::memory_order_release) && ready != 0) {
-      memory_inserted_.fetch_add(1, std::memory_order_relaxed);
-      memory_inserted_bytes_.fetch_add(head.nbytes, std::memory_order_relaxed);
+      ++counts->memory_inserted;
+      counts->memory_inserted_bytes += head.nbytes;
     }
   }
 
-  void Forget(Place* place, int64_t number, uint64_t entry) {
-    damaged_.fetch_add(1, std::memory_order_relaxed);
+  static void Forget(Place* place, int64_t number, uint64_t entry, StoreStatistics* counts) {
+    ++counts->damaged;
     place->entry(number).compare_exchange_strong(entry, kEmpty, std::memory_order_relaxed);
   }
 
   // Returns whether the place has a record of the number now.
-  bool StoreIn(Place* place, const RecordHead& head, const Piece* pieces, int64_t n_pieces,
-               std::atomic<int64_t>* inserted, std::atomic<int64_t>* inserted_bytes) {
+  bool StoreIn(Place* place, const RecordHead& head, const Piece* pieces, int64_t n_pieces, int64_t* inserted,
+               int64_t* inserted_bytes) {
     if (place == nullptr) return false;
     Entry& entry = place->entry(static_cast<int64_t>(head.number));
     uint64_t seen = entry.load(std::memory_order_relaxed);
@@ -308,8 +295,8 @@ class TheStore : public Store {
     // Whoever has claimed it meanwhile finds the record when its own comes; the bytes are the same.
     while (StateOf(seen) != kReady) {
       if (!entry.compare_exchange_weak(seen, ready, std::memory_order_release, std::memory_order_relaxed)) continue;
-      inserted->fetch_add(1, std::memory_order_relaxed);
-      inserted_bytes->fetch_add(head.nbytes, std::memory_order_relaxed);
+      ++*inserted;
+      *inserted_bytes += head.nbytes;
       break;
     }
     return true;
@@ -334,7 +321,7 @@ class TheStore : public Store {
   }
 
   // Waits for the places in `pending`, until it is empty.
-  void Wait(const int64_t* numbers, const Take& take, Counts* counts, std::vector<int64_t>* missing,
+  void Wait(const int64_t* numbers, const Take& take, StoreStatistics* counts, std::vector<int64_t>* missing,
             std::vector<int64_t>* pending) {
     const Clock::time_point begin = Clock::now();
     Clock::duration sleep = kFirstSleep;
@@ -372,7 +359,7 @@ class TheStore : public Store {
           }
           claims = true;
           missing->push_back(i);
-          if (StateOf(entry) == kClaimed) taken_over_.fetch_add(1, std::memory_order_relaxed);
+          counts->taken_over += StateOf(entry) == kClaimed;
         }
       } else {
         for (auto [i, entry] : free) left.push_back(i);
@@ -385,8 +372,8 @@ class TheStore : public Store {
       sleep = std::min<Clock::duration>(sleep * 2, kLongestSleep);
     }
     if (slept) {
-      waits_.fetch_add(1, std::memory_order_relaxed);
-      waited_ns_.fetch_add(Since(begin), std::memory_order_relaxed);
+      counts->waits = 1;
+      counts->waited_ns = Since(begin);
     }
   }
 
@@ -398,13 +385,21 @@ class TheStore : public Store {
   Mutex claims_mutex_;
   std::unordered_set<int64_t> claims_ HVD_EXT_GUARDED_BY(claims_mutex_);
   std::atomic<bool> warned_of_size_{false};
-  std::atomic<int64_t> memory_hits_{0}, memory_hit_bytes_{0}, disk_hits_{0}, disk_hit_bytes_{0}, misses_{0};
-  std::atomic<int64_t> memory_inserted_{0}, memory_inserted_bytes_{0}, disk_inserted_{0}, disk_inserted_bytes_{0};
-  std::atomic<int64_t> passed_through_{0}, damaged_{0}, taken_over_{0}, waits_{0}, waited_ns_{0}, memory_ns_{0},
-      disk_ns_{0};
+  std::array<std::atomic<int64_t>, sizeof(StoreStatistics) / sizeof(int64_t)> counts_{};  // in the order of the fields
 };
 
+// Lookups of batches ask for their store: a lock a batch costs nothing. Never destroyed: threads of TensorFlow may
+// still look a batch up while the process ends.
+Numbered<std::shared_ptr<Store>>& Stores() {
+  static auto* stores = new Numbered<std::shared_ptr<Store>>;
+  return *stores;
+}
+
 }  // namespace
+
+int64_t RegisterStore(std::shared_ptr<Store> store) { return Stores().Add(std::move(store)); }
+std::shared_ptr<Store> FindStore(int64_t cache) { return Stores().Find(cache); }
+std::shared_ptr<Store> ForgetStore(int64_t cache) { return Stores().Remove(cache); }
 
 Status Store::Open(const StoreOptions& options, std::shared_ptr<Store>* store) {
   const std::string subject = "cache '" + options.name + "': ";

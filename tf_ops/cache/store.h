@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "cache/api.h"
 #include "shm/arena.h"
 
 namespace hvd_ext {
@@ -41,22 +42,8 @@ struct Piece {
   int64_t nbytes = 0;
 };
 
-// What this process has done since it opened the store, but for the last four, which are what the places hold now. All
-// are int64_t, in the order of the C ABI.
-struct StoreStatistics {
-  int64_t memory_hits = 0, memory_hit_bytes = 0;
-  int64_t disk_hits = 0, disk_hit_bytes = 0;
-  int64_t misses = 0;  // samples that Lookup has left to its caller to load
-  int64_t memory_inserted = 0, memory_inserted_bytes = 0;
-  int64_t disk_inserted = 0, disk_inserted_bytes = 0;
-  int64_t passed_through = 0;                    // samples that Insert could store in no place
-  int64_t damaged = 0;                           // records that were not what was written
-  int64_t taken_over = 0;                        // claims of processes that had ended or took too long
-  int64_t waits = 0, waited_ns = 0;              // for claims of others
-  int64_t memory_ns = 0, disk_ns = 0;            // of the calling threads in each place, summed over lookups
-  int64_t memory_open = 0, disk_open = 0;        // 1: the place takes records
-  int64_t memory_records = 0, disk_records = 0;  // that are ready
-};
+using StoreStatistics = HvdExtCacheStatistics;
+using StoreAbout = HvdExtCacheAbout;
 
 // What Verify has seen in one place.
 struct Verified {
@@ -71,8 +58,6 @@ class Store {
   // where the system does not give a place, the store does without it, with a warning.
   static Status Open(const StoreOptions& options, std::shared_ptr<Store>* store);
   virtual ~Store() = default;
-
-  virtual const StoreOptions& options() const = 0;
 
   // Of this process's own memory, for the other processes of the host. Its fd is -1 where there is nothing to map:
   // there is no memory, or it has a name and every process opens it itself.
@@ -120,20 +105,13 @@ class Store {
                         Verified* disk) = 0;
 };
 
-// What a file that holds an index (the file `index` of a folder, or memory that stays) says of itself.
-struct StoreAbout {
-  std::array<uint64_t, 2> fingerprint{};
-  int64_t samples = 0;
-  int64_t records = 0;       // that are ready
-  int64_t record_bytes = 0;  // that they take in their place, heads and gaps included
-};
 // Fails with kInvalid where it is no such file, or of another version of the format.
 Status LookAtIndex(const std::string& path, StoreAbout* about);
 
 // The stores of this process by the number that the C ABI gives; the ops find theirs here. FindStore returns null if
-// no open store has the number.
+// no open store has the number, and so does ForgetStore.
 int64_t RegisterStore(std::shared_ptr<Store> store);
 std::shared_ptr<Store> FindStore(int64_t cache);
-bool ForgetStore(int64_t cache);
+std::shared_ptr<Store> ForgetStore(int64_t cache);
 
 }  // namespace hvd_ext

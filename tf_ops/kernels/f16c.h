@@ -22,6 +22,8 @@ inline bool HasF16C() {
   return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
 
+inline const bool kF16C = HasF16C();
+
 HVD_EXT_F16C inline __m256 Load8(const Float16* x) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
 }

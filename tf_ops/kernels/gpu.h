@@ -73,6 +73,12 @@ __attribute__((format(printf, 2, 3))) inline int Fail(int code, const char* form
     }                                                                                                              \
   } while (false)
 
+#define HVD_EXT_LAUNCH(...)           \
+  do {                                \
+    Launch(__VA_ARGS__);              \
+    HVD_EXT_CUDA(cudaGetLastError()); \
+  } while (false)
+
 inline int64_t RoundedUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 }  // namespace hvd_ext::gpu

@@ -71,6 +71,12 @@ inline Float16 ToFloat16(float value) {
   return {static_cast<uint16_t>(bits | sign >> 16)};
 }
 
+// The value of an element of any dtype of floating point, which float64 holds exactly.
+inline double Wide(float x) { return x; }
+inline double Wide(double x) { return x; }
+inline double Wide(Float16 x) { return ToFloat(x); }
+inline double Wide(BFloat16 x) { return ToFloat(x); }
+
 inline void FromFloat(float value, Float16* x) { *x = ToFloat16(value); }
 inline void FromFloat(float value, BFloat16* x) { *x = ToBFloat16(value); }
 

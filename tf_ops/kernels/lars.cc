@@ -10,10 +10,9 @@
 namespace hvd_ext {
 namespace {
 
-// The compiler vectorises this loop for each of the instruction sets below.
+// The compiler vectorises this loop for each of the instruction sets.
 template <bool kNesterov, bool kDecays>
-__attribute__((always_inline)) inline void Update(const LarsVariable& v, int64_t begin, int64_t end,
-                                                  const LarsStep& step) {
+HVD_EXT_ALWAYS void Update(const LarsVariable& v, int64_t begin, int64_t end, const LarsStep& step) {
   const float momentum = step.momentum, rate = step.rate, scale = v.scale, decay = v.decay;
   const float *weights = v.weights, *velocity = v.velocity, *gradient = v.gradient;
   float *next_weights = v.next_weights, *next_velocity = v.next_velocity;
@@ -27,8 +26,7 @@ __attribute__((always_inline)) inline void Update(const LarsVariable& v, int64_t
   }
 }
 
-__attribute__((always_inline)) inline void Choose(const LarsVariable& v, int64_t begin, int64_t end,
-                                                  const LarsStep& step) {
+HVD_EXT_ALWAYS void Choose(LarsVariable v, int64_t begin, int64_t end, LarsStep step) {
   if (step.nesterov) {
     if (v.decay != 0) {
       Update<true, true>(v, begin, end, step);
@@ -41,20 +39,6 @@ __attribute__((always_inline)) inline void Choose(const LarsVariable& v, int64_t
     Update<false, false>(v, begin, end, step);
   }
 }
-
-void Portable(const LarsVariable& v, int64_t begin, int64_t end, const LarsStep& step) { Choose(v, begin, end, step); }
-#if defined(__x86_64__)
-__attribute__((target("avx512f,prefer-vector-width=512"))) void Avx512(const LarsVariable& v, int64_t begin,
-                                                                       int64_t end, const LarsStep& step) {
-  Choose(v, begin, end, step);
-}
-__attribute__((target("avx2"))) void Avx2(const LarsVariable& v, int64_t begin, int64_t end, const LarsStep& step) {
-  Choose(v, begin, end, step);
-}
-#else
-#define Avx512 Portable
-#define Avx2 Portable
-#endif
 
 }  // namespace
 
@@ -75,14 +59,7 @@ void LarsUpdate(const LarsVariable* variables, int64_t n, const LarsStep& step, 
     const WithoutDenormals flushed;
     for (int64_t i = begin; i < end; ++i) {
       const Piece& piece = pieces[static_cast<size_t>(i)];
-      const LarsVariable& variable = variables[piece.variable];
-      if (path == topk::Path::kAvx512) {
-        Avx512(variable, piece.begin, piece.end, step);
-      } else if (path == topk::Path::kAvx2) {
-        Avx2(variable, piece.begin, piece.end, step);
-      } else {
-        Portable(variable, piece.begin, piece.end, step);
-      }
+      topk::OnPath<Choose>(path, variables[piece.variable], piece.begin, piece.end, step);
     }
   };
   const int64_t n_pieces = static_cast<int64_t>(pieces.size());

@@ -1,12 +1,12 @@
 #include "kernels/norms.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 
 #include "kernels/denormals.h"
+#include "kernels/dtypes.h"
 #include "kernels/half.h"
 #include "kernels/topk_scan.h"
+#include "kernels/wide.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -19,13 +19,7 @@ namespace hvd_ext {
 namespace {
 
 constexpr int64_t kLanes = 32;
-// How far the prefetch runs ahead of the loads, as in the yardstick (read_pass.cc), in floats.
-constexpr int64_t kAhead = 512, kPage = 1024, kPageAhead = 4096;
-
-inline double Wide(float x) { return x; }
-inline double Wide(double x) { return x; }
-inline double Wide(Float16 x) { return ToFloat(x); }
-inline double Wide(BFloat16 x) { return ToFloat(x); }
+constexpr int64_t kAhead = 2048;  // how far the prefetch runs ahead of the loads, as in the yardstick (read_pass.cc)
 
 // Adds the elements from `begin` on to their lanes, and the lanes to each other.
 template <typename T>
@@ -38,7 +32,7 @@ inline double Rest(const T* x, int64_t begin, int64_t elements, double* lanes) {
 }
 
 template <typename T>
-double Squares(const T* x, int64_t elements) {
+double Squares(topk::Path, const T* x, int64_t elements) {
   double lanes[kLanes] = {};
   return Rest(x, 0, elements, lanes);
 }
@@ -48,18 +42,17 @@ double Squares(const T* x, int64_t elements) {
 #define HVD_EXT_512 __attribute__((target("avx512f,fma")))
 #define HVD_EXT_256 __attribute__((target("avx2,fma")))
 
-// The result may lie beyond the end of x: a prefetch of memory that is not mapped does nothing.
-inline const char* Behind(const float* x, int64_t floats) {
-  return reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(x) + static_cast<uint64_t>(floats) * sizeof(float));
+HVD_EXT_ALWAYS void AskLanes(const float* x, int64_t i) {
+  if (topk::BeginsPage<float>(i)) Ask(x + i, topk::kPageAhead);
+  Ask(x + i, kAhead);
+  Ask(x + i, kAhead + 64);
 }
 
 HVD_EXT_512 double Squares512(const float* x, int64_t elements) {
   __m512d sums[4] = {_mm512_setzero_pd(), _mm512_setzero_pd(), _mm512_setzero_pd(), _mm512_setzero_pd()};
   int64_t i = 0;
   for (; i + kLanes <= elements; i += kLanes) {
-    if (i % kPage == 0) _mm_prefetch(Behind(x + i, kPageAhead), _MM_HINT_T0);
-    _mm_prefetch(Behind(x + i, kAhead), _MM_HINT_T0);
-    _mm_prefetch(Behind(x + i, kAhead + 16), _MM_HINT_T0);
+    AskLanes(x, i);
 #pragma GCC unroll 4
     for (int64_t part = 0; part < 4; ++part) {
       const __m512d wide = _mm512_cvtps_pd(_mm256_loadu_ps(x + i + 8 * part));
@@ -76,9 +69,7 @@ HVD_EXT_256 double Squares256(const float* x, int64_t elements) {
   for (__m256d& sum : sums) sum = _mm256_setzero_pd();
   int64_t i = 0;
   for (; i + kLanes <= elements; i += kLanes) {
-    if (i % kPage == 0) _mm_prefetch(Behind(x + i, kPageAhead), _MM_HINT_T0);
-    _mm_prefetch(Behind(x + i, kAhead), _MM_HINT_T0);
-    _mm_prefetch(Behind(x + i, kAhead + 16), _MM_HINT_T0);
+    AskLanes(x, i);
 #pragma GCC unroll 8
     for (int64_t part = 0; part < 8; ++part) {
       const __m256d wide = _mm256_cvtps_pd(_mm_loadu_ps(x + i + 4 * part));
@@ -89,30 +80,13 @@ HVD_EXT_256 double Squares256(const float* x, int64_t elements) {
   for (int64_t part = 0; part < 8; ++part) _mm256_store_pd(lanes + 4 * part, sums[part]);
   return Rest(x, i, elements, lanes);
 }
-#endif
 
-double SquaresOf(DType dtype, topk::Path path, const NormBlock& block) {
-  switch (dtype) {
-    case DType::kFloat32: {
-      const float* x = static_cast<const float*>(block.data);
-#if defined(__x86_64__)
-      if (path == topk::Path::kAvx512) return Squares512(x, block.elements);
-      if (path == topk::Path::kAvx2 && __builtin_cpu_supports("fma")) return Squares256(x, block.elements);
-#endif
-      (void)path;
-      return Squares(x, block.elements);
-    }
-    case DType::kFloat64:
-      return Squares(static_cast<const double*>(block.data), block.elements);
-    case DType::kFloat16:
-      return Squares(static_cast<const Float16*>(block.data), block.elements);
-    case DType::kBFloat16:
-      return Squares(static_cast<const BFloat16*>(block.data), block.elements);
-    default:
-      std::fprintf(stderr, "hvd_ext: norms of dtype %s: a bug, callers must refuse it\n", NameOf(dtype));
-      std::abort();
-  }
+double Squares(topk::Path path, const float* x, int64_t elements) {
+  if (path == topk::Path::kAvx512) return Squares512(x, elements);
+  if (path == topk::Path::kAvx2 && __builtin_cpu_supports("fma")) return Squares256(x, elements);
+  return Squares<float>(path, x, elements);
 }
+#endif
 
 }  // namespace
 
@@ -121,7 +95,11 @@ void NormSquares(DType dtype, const NormBlock* blocks, int64_t n_blocks, const P
   const topk::Path path = topk::CurrentPath();
   auto run = [&](int64_t begin, int64_t end) {
     const WithDenormals denormals;
-    for (int64_t i = begin; i < end; ++i) sums[i] = SquaresOf(dtype, path, blocks[i]);
+    WithFloat("norms of dtype", dtype, [&](auto zero) {
+      for (int64_t i = begin; i < end; ++i) {
+        sums[i] = Squares(path, static_cast<const decltype(zero)*>(blocks[i].data), blocks[i].elements);
+      }
+    });
   };
   int64_t elements = 0;
   for (int64_t i = 0; i < n_blocks; ++i) elements += blocks[i].elements;

@@ -131,7 +131,8 @@ __global__ void __launch_bounds__(kAddThreads) Add(Memory memory, double* square
   squares[tensor] = sum;
 }
 
-int Check(const HvdExtNormsTensor* tensors, int64_t n) {
+// Returns the number of blocks, or HVD_EXT_NORMS_GPU_INVALID where the tensors are refused.
+int64_t BlocksOf(const HvdExtNormsTensor* tensors, int64_t n) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 1;
   if (n < 0 || n > kMost || (n > 0 && tensors == nullptr)) {
     return Fail(HVD_EXT_NORMS_GPU_INVALID, "tensors (%lld): must be 0 to 2^31 - 1, with an array",
@@ -151,22 +152,16 @@ int Check(const HvdExtNormsTensor* tensors, int64_t n) {
                   static_cast<long long>(n), static_cast<long long>(kNormBlock));
     }
   }
-  return 0;
-}
-
-int64_t BlocksOf(const HvdExtNormsTensor* tensors, int64_t n) {
-  int64_t blocks = 0;
-  for (int64_t i = 0; i < n; ++i) blocks += NormBlocks(tensors[i].elements);
   return blocks;
 }
 
 int64_t WorkspaceNbytes(int64_t n, int64_t blocks) { return RoundedUp((3 * n + 1 + blocks) * 8, 256); }
 
 template <typename Format>
-int Run(const HvdExtNormsTensor* tensors, int64_t n, double* squares, void* workspace, int64_t workspace_nbytes,
-        cudaStream_t stream) {
+int Run(const HvdExtNormsTensor* tensors, int64_t n, int64_t blocks, double* squares, void* workspace,
+        int64_t workspace_nbytes, cudaStream_t stream) {
   static_assert(sizeof(Group) + sizeof(Memory) + 64 <= 4096, "the limit of a kernel's arguments");
-  const int64_t blocks = BlocksOf(tensors, n), needed = WorkspaceNbytes(n, blocks);
+  const int64_t needed = WorkspaceNbytes(n, blocks);
   if (workspace_nbytes < needed || reinterpret_cast<uintptr_t>(workspace) % 256 != 0) {
     return Fail(HVD_EXT_NORMS_GPU_INVALID, "workspace (%lld bytes at %p): must have %lld bytes at a multiple of 256",
                 static_cast<long long>(workspace_nbytes), workspace, static_cast<long long>(needed));
@@ -193,15 +188,12 @@ int Run(const HvdExtNormsTensor* tensors, int64_t n, double* squares, void* work
       group.tensors[i] = {from.data, from.elements, start};
       start += NormBlocks(from.elements);
     }
-    Launch(Setup, 1, kSetupThreads, stream, memory, group, first, count, blocks);
-    HVD_EXT_CUDA(cudaGetLastError());
+    HVD_EXT_LAUNCH(Setup, 1, kSetupThreads, stream, memory, group, first, count, blocks);
   }
   if (blocks > 0) {
-    Launch(Squares<Format>, blocks, kLanes, stream, memory);
-    HVD_EXT_CUDA(cudaGetLastError());
+    HVD_EXT_LAUNCH(Squares<Format>, blocks, kLanes, stream, memory);
   }
-  Launch(Add, (n + kAddThreads - 1) / kAddThreads, kAddThreads, stream, memory, squares);
-  HVD_EXT_CUDA(cudaGetLastError());
+  HVD_EXT_LAUNCH(Add, (n + kAddThreads - 1) / kAddThreads, kAddThreads, stream, memory, squares);
   return 0;
 }
 
@@ -210,17 +202,18 @@ int Run(const HvdExtNormsTensor* tensors, int64_t n, double* squares, void* work
 
 int64_t hvd_ext_norms_gpu_workspace(const HvdExtNormsTensor* tensors, int64_t n_tensors) {
   using namespace hvd_ext::gpu;
-  if (const int code = Check(tensors, n_tensors); code != 0) return code;
-  return WorkspaceNbytes(n_tensors, BlocksOf(tensors, n_tensors));
+  const int64_t blocks = BlocksOf(tensors, n_tensors);
+  return blocks < 0 ? blocks : WorkspaceNbytes(n_tensors, blocks);
 }
 
 int hvd_ext_norms_gpu(int32_t dtype, const HvdExtNormsTensor* tensors, int64_t n_tensors, double* squares,
                       void* workspace, int64_t workspace_nbytes, void* stream) {
   using namespace hvd_ext::gpu;
   using hvd_ext::DType;
-  if (const int code = Check(tensors, n_tensors); code != 0) return code;
+  const int64_t blocks = BlocksOf(tensors, n_tensors);
+  if (blocks < 0) return static_cast<int>(blocks);
   const auto run = [&](auto format) {
-    return Run<decltype(format)>(tensors, n_tensors, squares, workspace, workspace_nbytes,
+    return Run<decltype(format)>(tensors, n_tensors, blocks, squares, workspace, workspace_nbytes,
                                  static_cast<cudaStream_t>(stream));
   };
   switch (static_cast<DType>(dtype)) {

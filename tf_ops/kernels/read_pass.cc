@@ -6,6 +6,10 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/half.h"
+#include "kernels/topk_scan.h"
+#include "kernels/wide.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -15,18 +19,10 @@ namespace {
 
 // How far the prefetch runs ahead of the loads. Without it the same sum is 5 to 15 % slower, which would flatter
 // everything that is compared with it.
-constexpr int64_t kAhead = 512;  // floats: 2 KiB
-constexpr int64_t kBlock = 128;  // floats: 8 cache lines, and 8 sums of 16 lanes
-// One line of each page is prefetched earlier, so that the page's address is translated in time: another 10 %.
-constexpr int64_t kPage = 1024, kPageAhead = 4096;  // floats
+constexpr int64_t kAhead = 2048;  // bytes
+constexpr int64_t kBlock = 128;   // floats: 8 cache lines, and 8 sums of 16 lanes
 
-float MagnitudeOf(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  bits &= 0x7fffffffu;
-  std::memcpy(&value, &bits, sizeof(bits));
-  return value;
-}
+inline float MagnitudeOf(float value) { return FloatOf(BitsOf(value) & 0x7fffffffu); }
 
 double SumPlain(const float* x, int64_t elements) {
   double sum = 0;
@@ -35,9 +31,11 @@ double SumPlain(const float* x, int64_t elements) {
 }
 
 #if defined(__x86_64__)
-// The result may lie beyond the end of x: a prefetch of memory that is not mapped does nothing.
-const char* Behind(const float* x, int64_t floats) {
-  return reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(x) + static_cast<uint64_t>(floats) * sizeof(float));
+// Prefetches a block and, earlier, one line of each page, so that the page's address is translated in time: another 10
+// %.
+HVD_EXT_ALWAYS void AskBlock(const float* x, int64_t i) {
+  if (topk::BeginsPage<float>(i)) Ask(x + i, topk::kPageAhead);
+  for (int64_t line = 0; line < 8; ++line) Ask(x + i, kAhead + 64 * line);
 }
 
 // float32 sums are enough: the sum only keeps the compiler from dropping the loads, and shows that they were made.
@@ -47,11 +45,9 @@ __attribute__((target("avx512f"))) double SumAvx512(const float* x, int64_t elem
   for (__m512& sum : sums) sum = _mm512_setzero_ps();
   int64_t i = 0;
   for (; i + kBlock <= elements; i += kBlock) {
-    if (i % kPage == 0) _mm_prefetch(Behind(x + i, kPageAhead), _MM_HINT_T0);
-    const char* ahead = Behind(x + i, kAhead);
+    AskBlock(x, i);
 #pragma GCC unroll 8
     for (int lane = 0; lane < 8; ++lane) {
-      _mm_prefetch(ahead + 64 * lane, _MM_HINT_T0);
       __m512i bits = _mm512_and_epi32(_mm512_loadu_si512(x + i + 16 * lane), mask);
       sums[lane] = _mm512_add_ps(sums[lane], _mm512_castsi512_ps(bits));
     }
@@ -71,11 +67,9 @@ __attribute__((target("avx2"))) double SumAvx2(const float* x, int64_t elements)
   for (__m256& sum : sums) sum = _mm256_setzero_ps();
   int64_t i = 0;
   for (; i + kBlock <= elements; i += kBlock) {
-    if (i % kPage == 0) _mm_prefetch(Behind(x + i, kPageAhead), _MM_HINT_T0);
-    const char* ahead = Behind(x + i, kAhead);
+    AskBlock(x, i);
 #pragma GCC unroll 8
     for (int line = 0; line < 8; ++line) {
-      _mm_prefetch(ahead + 64 * line, _MM_HINT_T0);
       __m256 low = _mm256_and_ps(_mm256_loadu_ps(x + i + 16 * line), mask);
       __m256 high = _mm256_and_ps(_mm256_loadu_ps(x + i + 16 * line + 8), mask);
       sums[line] = _mm256_add_ps(sums[line], _mm256_add_ps(low, high));
@@ -104,65 +98,35 @@ struct Statistics {
   float largest;
 };
 
-// The loops of Algorithm 1, which the compiler vectorises for each of the instruction sets below.
-struct Loops {
-  __attribute__((always_inline)) static inline Statistics Magnitudes(const float* x, float* a, int64_t elements) {
-    float sums[64] = {}, most[64] = {};  // float32, as in a framework's mean
-    for (int64_t i = 0; i < elements; ++i) a[i] = MagnitudeOf(x[i]);
-    int64_t whole = elements - elements % 64;
-    for (int64_t i = 0; i < whole; i += 64)
-      for (int lane = 0; lane < 64; ++lane) {
-        sums[lane] += a[i + lane];
-        most[lane] = most[lane] < a[i + lane] ? a[i + lane] : most[lane];
-      }
-    for (int64_t i = whole; i < elements; ++i) {
-      sums[0] += a[i];
-      most[0] = most[0] < a[i] ? a[i] : most[0];
+// The loops of Algorithm 1, which the compiler vectorises for each of the instruction sets.
+HVD_EXT_ALWAYS Statistics Magnitudes(const float* x, float* a, int64_t elements) {
+  float sums[64] = {}, most[64] = {};  // float32, as in a framework's mean
+  for (int64_t i = 0; i < elements; ++i) a[i] = MagnitudeOf(x[i]);
+  int64_t whole = elements - elements % 64;
+  for (int64_t i = 0; i < whole; i += 64)
+    for (int lane = 0; lane < 64; ++lane) {
+      sums[lane] += a[i + lane];
+      most[lane] = most[lane] < a[i + lane] ? a[i + lane] : most[lane];
     }
-    Statistics found{0, 0};
-    for (float sum : sums) found.sum += sum;
-    for (float one : most) found.largest = std::max(found.largest, one);
-    return found;
+  for (int64_t i = whole; i < elements; ++i) {
+    sums[0] += a[i];
+    most[0] = most[0] < a[i] ? a[i] : most[0];
   }
-
-  __attribute__((always_inline)) static inline int64_t Count(const float* a, int64_t elements, float threshold) {
-    int64_t count = 0;
-    for (int64_t begin = 0; begin < elements; begin += int64_t{1} << 30) {
-      int32_t part = 0;  // 32 bits wide, as the elements are, so that one vector counts 16 at once
-      int64_t end = std::min(begin + (int64_t{1} << 30), elements);
-      for (int64_t i = begin; i < end; ++i) part += a[i] >= threshold;
-      count += part;
-    }
-    return count;
-  }
-};
-
-#if defined(__x86_64__)
-#define HVD_EXT_512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512")))
-#define HVD_EXT_256 __attribute__((target("avx2")))
-HVD_EXT_512 Statistics Magnitudes512(const float* x, float* a, int64_t n) { return Loops::Magnitudes(x, a, n); }
-HVD_EXT_256 Statistics Magnitudes256(const float* x, float* a, int64_t n) { return Loops::Magnitudes(x, a, n); }
-HVD_EXT_512 int64_t Count512(const float* a, int64_t n, float threshold) { return Loops::Count(a, n, threshold); }
-HVD_EXT_256 int64_t Count256(const float* a, int64_t n, float threshold) { return Loops::Count(a, n, threshold); }
-bool Has512() { return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"); }
-bool Has256() { return __builtin_cpu_supports("avx2"); }
-#else
-#define Magnitudes512 Loops::Magnitudes
-#define Magnitudes256 Loops::Magnitudes
-#define Count512 Loops::Count
-#define Count256 Loops::Count
-bool Has512() { return false; }
-bool Has256() { return false; }
-#endif
-
-Statistics Magnitudes(const float* x, float* a, int64_t elements) {
-  if (Has512()) return Magnitudes512(x, a, elements);
-  return Has256() ? Magnitudes256(x, a, elements) : Loops::Magnitudes(x, a, elements);
+  Statistics found{0, 0};
+  for (float sum : sums) found.sum += sum;
+  for (float one : most) found.largest = std::max(found.largest, one);
+  return found;
 }
 
-int64_t Count(const float* a, int64_t elements, float threshold) {
-  if (Has512()) return Count512(a, elements, threshold);
-  return Has256() ? Count256(a, elements, threshold) : Loops::Count(a, elements, threshold);
+HVD_EXT_ALWAYS int64_t Count(const float* a, int64_t elements, float threshold) {
+  int64_t count = 0;
+  for (int64_t begin = 0; begin < elements; begin += int64_t{1} << 30) {
+    int32_t part = 0;  // 32 bits wide, as the elements are, so that one vector counts 16 at once
+    int64_t end = std::min(begin + (int64_t{1} << 30), elements);
+    for (int64_t i = begin; i < end; ++i) part += a[i] >= threshold;
+    count += part;
+  }
+  return count;
 }
 
 }  // namespace
@@ -188,14 +152,15 @@ double ReadPass(const float* x, int64_t elements, int32_t threads) {
 int64_t Algorithm1(const float* x, int64_t elements, int64_t k, int32_t samplings, uint64_t seed, float* magnitudes,
                    int32_t* indices, float* values) {
   if (elements == 0) return 0;
-  const Statistics found = Magnitudes(x, magnitudes, elements);
+  const topk::Path path = topk::CurrentPath();
+  const Statistics found = topk::OnPath<Magnitudes>(path, x, magnitudes, elements);
   const float mean = static_cast<float>(found.sum / static_cast<double>(elements));
   float left = 0, right = 1, above = 0, below = 0;  // the paper's l, r, thres1, thres2
   int64_t fewer = 0, more = elements;               // the paper's k1, k2
   for (int32_t i = 0; i < samplings; ++i) {
     float ratio = left + (right - left) / 2;
     float threshold = mean + ratio * (found.largest - mean);
-    int64_t count = Count(magnitudes, elements, threshold);
+    int64_t count = topk::OnPath<Count>(path, magnitudes, elements, threshold);
     if (count <= k) {
       right = ratio;
       if (count > fewer) {

@@ -14,17 +14,14 @@ namespace {
 
 constexpr int64_t kAhead = 512;  // how far the prefetch runs ahead of the loads, as for norms, in elements
 
-__attribute__((always_inline)) inline float Signed(float x, uint32_t word, int64_t bit) {
-  return FloatOf(BitsOf(x) ^ (word >> bit << 31));
-}
+HVD_EXT_ALWAYS float Signed(float x, uint32_t word, int64_t bit) { return FloatOf(BitsOf(x) ^ (word >> bit << 31)); }
 
 // Adds the elements of x to their columns, with their signs.
-__attribute__((always_inline)) inline void AddRows(const float* x, int64_t elements, const uint32_t* signs,
-                                                   float* columns) {
+HVD_EXT_ALWAYS void AddRows(const float* x, int64_t elements, const uint32_t* signs, float* columns) {
   alignas(64) float sums[kSketch];
   std::memcpy(sums, columns, sizeof sums);
   int64_t at = 0;
-  // The compiler vectorises the inner loop for each of the instruction sets below.
+  // The compiler vectorises the inner loop for each of the instruction sets.
   for (; at + kSignWords <= elements; at += kSignWords) {
     const uint32_t* words = signs + at / kSignGroup * kSignWords;
     const int64_t bit = at % kSignGroup / kSignWords;
@@ -42,22 +39,6 @@ __attribute__((always_inline)) inline void AddRows(const float* x, int64_t eleme
   std::memcpy(columns, sums, sizeof sums);
 }
 
-void Portable(const float* x, int64_t elements, const uint32_t* signs, float* columns) {
-  AddRows(x, elements, signs, columns);
-}
-#if defined(__x86_64__)
-__attribute__((target("avx512f,prefer-vector-width=512"))) void Avx512(const float* x, int64_t elements,
-                                                                       const uint32_t* signs, float* columns) {
-  AddRows(x, elements, signs, columns);
-}
-__attribute__((target("avx2"))) void Avx2(const float* x, int64_t elements, const uint32_t* signs, float* columns) {
-  AddRows(x, elements, signs, columns);
-}
-#else
-#define Avx512 Portable
-#define Avx2 Portable
-#endif
-
 }  // namespace
 
 void NormSketches(const SketchTensor* tensors, int64_t n, const uint32_t* signs, const uint32_t* block_signs,
@@ -74,10 +55,11 @@ void NormSketches(const SketchTensor* tensors, int64_t n, const uint32_t* signs,
   const int64_t n_blocks = static_cast<int64_t>(blocks.size());
   std::vector<float> sums(static_cast<size_t>(n_blocks * kSketch));
   const topk::Path path = topk::CurrentPath();
-  const auto add = path == topk::Path::kAvx512 ? Avx512 : path == topk::Path::kAvx2 ? Avx2 : Portable;
   const auto run = [&](int64_t begin, int64_t end) {
     const WithDenormals denormals;
-    for (int64_t i = begin; i < end; ++i) add(blocks[i].data, blocks[i].elements, signs, &sums[i * kSketch]);
+    for (int64_t i = begin; i < end; ++i) {
+      topk::OnPath<AddRows>(path, blocks[i].data, blocks[i].elements, signs, &sums[i * kSketch]);
+    }
   };
   if (parallel_for == nullptr || n_blocks < 2) {
     run(0, n_blocks);
@@ -95,7 +77,7 @@ void NormSketches(const SketchTensor* tensors, int64_t n, const uint32_t* signs,
       continue;
     }
     const int64_t whole = one.elements / kNormBlock * kSketch;
-    add(next, whole, block_signs, sketches);
+    topk::OnPath<AddRows>(path, next, whole, block_signs, sketches);
     next += whole;
     if (one.elements % kNormBlock == 0) continue;
     for (int64_t c = 0; c < kSketch; ++c) sketches[c] += next[c];

@@ -51,10 +51,11 @@ int64_t Capacity(const HvdExtTopKSegment& segment) {
   return std::min(segment.elements, 3 * segment.k + segment.elements / 256 + 4096);
 }
 
-// Where the parts of the workspace begin. x may begin at any element, so each segment may reach into one more tile.
+// The parts of the workspace. x may begin at any element, so each segment may reach into one more tile.
 struct Layout {
   int64_t n = 0, tiles = 0, histograms = 0, candidates = 0, nbytes = 0, cleared = 0;
-  int64_t done, bins, scanned, emitted, segments, states, scan_starts, starts, values, positions;
+  uintptr_t begin = 0;
+  Memory memory = {};
 
   template <typename Bits>
   void Add(const HvdExtTopKSegment& segment) {
@@ -68,23 +69,29 @@ struct Layout {
   static int64_t MostTiles(const HvdExtTopKSegment& segment) {
     return segment.elements == 0 ? 0 : TilesOf<Bits>(segment.elements + kAlignment / sizeof(Bits) - 1);
   }
-  void Place(int64_t element_nbytes) {
-    Part(nullptr, kTickets * sizeof(unsigned long long));
-    Part(&done, n * sizeof(uint32_t));
-    Part(&bins, histograms * kBins * sizeof(uint32_t));
-    Part(&scanned, tiles * sizeof(uint64_t));
-    Part(&emitted, tiles * sizeof(uint64_t));
+  template <typename Bits>
+  void Place(void* workspace) {
+    begin = reinterpret_cast<uintptr_t>(workspace);
+    memory.n = n;
+    Part(&memory.tickets, kTickets);
+    Part(&memory.done, n);
+    Part(&memory.histograms, histograms * kBins);
+    Part(&memory.scanned, tiles);
+    Part(&memory.emitted, tiles);
     cleared = nbytes;
-    Part(&segments, n * sizeof(Segment));
-    Part(&states, n * sizeof(State));
-    Part(&scan_starts, (n + 1) * sizeof(int64_t));
-    Part(&starts, (n + 1) * sizeof(int64_t));
-    Part(&values, candidates * element_nbytes);
-    Part(&positions, candidates * sizeof(uint32_t));
+    Part(&memory.segments, n);
+    Part(&memory.states, n);
+    Part(&memory.scan_starts, n + 1);
+    Part(&memory.starts, n + 1);
+    Bits* values = nullptr;
+    Part(&values, candidates);
+    memory.values = values;
+    Part(&memory.positions, candidates);
   }
-  void Part(int64_t* begin, int64_t part) {
-    if (begin != nullptr) *begin = nbytes;
-    nbytes += RoundedUp(part, 256);
+  template <typename Element>
+  void Part(Element** part, int64_t elements) {
+    *part = reinterpret_cast<Element*>(begin + nbytes);
+    nbytes += RoundedUp(elements * sizeof(Element), 256);
   }
 };
 
@@ -131,10 +138,10 @@ int64_t WithBits(int32_t dtype, const Body& body) {
 }
 
 template <typename Bits>
-Layout LayoutOf(const HvdExtTopKSegment* segments, int64_t n) {
+Layout LayoutOf(const HvdExtTopKSegment* segments, int64_t n, void* workspace) {
   Layout layout;
   for (int64_t s = 0; s < n; ++s) layout.Add<Bits>(segments[s]);
-  layout.Place(sizeof(Bits));
+  layout.Place<Bits>(workspace);
   return layout;
 }
 
@@ -181,8 +188,7 @@ int SetUp(const Call& call, const Memory& memory, int64_t* scan_tiles) {
       if (!to.direct) all += TilesOf<Bits>(static_cast<uint64_t>(to.head) + to.elements);
     }
     *scan_tiles = all;
-    Launch(Setup, 1, 64, call.stream, memory, group, first, count, all, call.non_finite);
-    HVD_EXT_CUDA(cudaGetLastError());
+    HVD_EXT_LAUNCH(Setup, 1, 64, call.stream, memory, group, first, count, all, call.non_finite);
   }
   return 0;
 }
@@ -190,7 +196,7 @@ int SetUp(const Call& call, const Memory& memory, int64_t* scan_tiles) {
 template <typename Bits>
 int Run(const Call& call, KeyOf<Bits> infinity) {
   static_assert(sizeof(Group) + sizeof(Memory) + 64 <= 4096, "the limit of a kernel's arguments");
-  const Layout layout = LayoutOf<Bits>(call.segments, call.n);
+  const Layout layout = LayoutOf<Bits>(call.segments, call.n, call.workspace);
   if (call.workspace_nbytes < layout.nbytes || reinterpret_cast<uintptr_t>(call.workspace) % 256 != 0) {
     return Fail(HVD_EXT_TOPK_GPU_INVALID, "workspace (%lld bytes at %p): must have %lld bytes at a multiple of 256",
                 static_cast<long long>(call.workspace_nbytes), static_cast<void*>(call.workspace),
@@ -205,21 +211,7 @@ int Run(const Call& call, KeyOf<Bits> infinity) {
     return Fail(HVD_EXT_TOPK_GPU_INVALID, "x (%p): must begin at a multiple of an element's %zu bytes", call.x,
                 sizeof(Bits));
   }
-  char* at = call.workspace;
-  Memory memory;
-  memory.tickets = reinterpret_cast<unsigned long long*>(at);
-  memory.done = reinterpret_cast<uint32_t*>(at + layout.done);
-  memory.histograms = reinterpret_cast<uint32_t*>(at + layout.bins);
-  memory.scanned = reinterpret_cast<uint64_t*>(at + layout.scanned);
-  memory.emitted = reinterpret_cast<uint64_t*>(at + layout.emitted);
-  memory.segments = reinterpret_cast<Segment*>(at + layout.segments);
-  memory.states = reinterpret_cast<State*>(at + layout.states);
-  memory.scan_starts = reinterpret_cast<int64_t*>(at + layout.scan_starts);
-  memory.starts = reinterpret_cast<int64_t*>(at + layout.starts);
-  memory.values = at + layout.values;
-  memory.positions = reinterpret_cast<uint32_t*>(at + layout.positions);
-  memory.n = call.n;
-
+  const Memory& memory = layout.memory;
   int device = 0, processors = 0;
   HVD_EXT_CUDA(cudaGetDevice(&device));
   HVD_EXT_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
@@ -234,22 +226,17 @@ int Run(const Call& call, KeyOf<Bits> infinity) {
   if (const int code = SetUp<Bits>(call, memory, &scan_tiles); code != 0) return code;
   int ticket = 0;
   if (scan_tiles > 0) {
-    Launch(Sample<Bits>, call.n, kSampleThreads, call.stream, memory, call.x);
-    HVD_EXT_CUDA(cudaGetLastError());
-    Launch(Scan<Bits>, std::min(scan_tiles, most), kThreads, call.stream, memory, call.x, ticket++);
-    HVD_EXT_CUDA(cudaGetLastError());
+    HVD_EXT_LAUNCH(Sample<Bits>, call.n, kSampleThreads, call.stream, memory, call.x);
+    HVD_EXT_LAUNCH(Scan<Bits>, std::min(scan_tiles, most), kThreads, call.stream, memory, call.x, ticket++);
   }
-  Launch(Plan<Bits>, 1, kLanes, call.stream, memory);
-  HVD_EXT_CUDA(cudaGetLastError());
+  HVD_EXT_LAUNCH(Plan<Bits>, 1, kLanes, call.stream, memory);
   constexpr int kLevels = (kKeyBits<Bits> + kBinBits - 1) / kBinBits;
   static_assert(kLevels + 2 <= kTickets);
   for (int level = 0; level < kLevels; ++level) {
-    Launch(Count<Bits>, std::min(layout.tiles, most), kThreads, call.stream, memory, call.x, ticket++);
-    HVD_EXT_CUDA(cudaGetLastError());
+    HVD_EXT_LAUNCH(Count<Bits>, std::min(layout.tiles, most), kThreads, call.stream, memory, call.x, ticket++);
   }
-  Launch(Emit<Bits>, std::min(layout.tiles, most), kThreads, call.stream, memory, call.x, ticket++, infinity,
-         call.indices, static_cast<int>(call.wide), call.values, call.non_finite);
-  HVD_EXT_CUDA(cudaGetLastError());
+  HVD_EXT_LAUNCH(Emit<Bits>, std::min(layout.tiles, most), kThreads, call.stream, memory, call.x, ticket++, infinity,
+                 call.indices, static_cast<int>(call.wide), call.values, call.non_finite);
   return 0;
 }
 
@@ -259,8 +246,9 @@ int Run(const Call& call, KeyOf<Bits> infinity) {
 int64_t hvd_ext_topk_gpu_workspace(int32_t dtype, const HvdExtTopKSegment* segments, int64_t n_segments) {
   using namespace hvd_ext::gpu;
   if (const int code = Check(segments, n_segments); code != 0) return code;
-  return WithBits(dtype,
-                  [&](auto bits, auto) -> int64_t { return LayoutOf<decltype(bits)>(segments, n_segments).nbytes; });
+  return WithBits(dtype, [&](auto bits, auto) -> int64_t {
+    return LayoutOf<decltype(bits)>(segments, n_segments, nullptr).nbytes;
+  });
 }
 
 int hvd_ext_topk_gpu(int32_t dtype, const void* x, const HvdExtTopKSegment* segments, int64_t n_segments, void* indices,

@@ -103,6 +103,16 @@ __device__ inline uint32_t WarpSum(uint32_t value) {
   return value;
 }
 
+// Returns the sum over the lanes up to and including this one.
+__device__ inline uint32_t WarpSumUpTo(uint32_t value) {
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) {
+    const uint32_t other = __shfl_up_sync(kAllLanes, value, step);
+    if (Lane() >= step) value += other;
+  }
+  return value;
+}
+
 // Returns the sum over a block, with one barrier. `sums` are three shared numbers, 0 before round 0, which the rounds
 // use in turn. Each round clears the number of the round before, which all threads have read by then; that number is
 // used again two barriers later.

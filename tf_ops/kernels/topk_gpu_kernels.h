@@ -234,12 +234,7 @@ __global__ void Plan(Memory memory) {
       state.shift = Shift<Bits>(base);
       state.bins = kBins;
     }
-    uint32_t up_to = mine;  // including the lanes before
-#pragma unroll
-    for (int step = 1; step < kLanes; step *= 2) {
-      const uint32_t other = __shfl_up_sync(kAllLanes, up_to, step);
-      if (Lane() >= step) up_to += other;
-    }
+    const uint32_t up_to = WarpSumUpTo(mine);
     if (s < memory.n) memory.starts[s] = tiles + up_to - mine;
     tiles += __shfl_sync(kAllLanes, up_to, kLanes - 1);
   }
@@ -309,12 +304,7 @@ __device__ void Narrow(State* state, Histogram* shared) {
   uint32_t mine = 0;
 #pragma unroll
   for (int b = 0; b < kBinsPerThread; ++b) mine += shared->bins[bin - b];
-  uint32_t up_to = mine;
-#pragma unroll
-  for (int step = 1; step < kLanes; step *= 2) {
-    const uint32_t other = __shfl_up_sync(kAllLanes, up_to, step);
-    if (Lane() >= step) up_to += other;
-  }
+  uint32_t up_to = WarpSumUpTo(mine);
   if (Lane() == kLanes - 1) shared->warps[Warp()] = up_to;
   __syncthreads();
   for (int w = 0; w < Warp(); ++w) up_to += shared->warps[w];

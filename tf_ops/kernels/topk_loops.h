@@ -1,16 +1,13 @@
 // The loops of topk_scan.h in plain C++. The files with vector loops use them for the elements that do not fill a
-// vector.
+// vector, and for elements for which their processor has no instructions. Each file compiles them for its own
+// instruction set: it includes this file behind its target, and all other headers in front of it.
 #pragma once
-
-#include <cstring>
 
 #include "kernels/half.h"
 #include "kernels/topk_scan.h"
 
 namespace hvd_ext::topk {
-namespace {  // each file compiles them for its own instruction set
-
-#define HVD_EXT_ALWAYS __attribute__((always_inline)) inline
+namespace {
 
 // Continues a scan at element `i`, with `count` ids found before it.
 template <typename Bits>
@@ -23,15 +20,6 @@ HVD_EXT_ALWAYS int64_t ScanRest(const Bits* x, int64_t i, int64_t elements, Bits
 }
 
 template <typename Bits>
-HVD_EXT_ALWAYS void AppendRest(const Bits* x, const uint16_t* ids, int64_t i, int64_t count, uint32_t place,
-                               Candidates<Bits> to) {
-  for (; i < count; ++i) {
-    to.bits[i] = x[ids[i]];
-    to.places[i] = place + ids[i];
-  }
-}
-
-template <typename Bits>
 HVD_EXT_ALWAYS int64_t BetweenRest(const Bits* bits, int64_t i, int64_t count, Bits low, Bits high, Bits* to,
                                    int64_t found, int64_t* above) {
   for (; i < count; ++i) {
@@ -41,16 +29,6 @@ HVD_EXT_ALWAYS int64_t BetweenRest(const Bits* bits, int64_t i, int64_t count, B
     *above += key >= high;
   }
   return found;
-}
-
-template <typename Bits>
-HVD_EXT_ALWAYS void Put(Picks<Bits> picks, int64_t at, int64_t index, Bits bits) {
-  if (picks.wide) {
-    static_cast<int64_t*>(picks.indices)[at] = index;
-  } else {
-    static_cast<int32_t*>(picks.indices)[at] = static_cast<int32_t>(index);
-  }
-  if (picks.values != nullptr) picks.values[at] = bits;
 }
 
 template <typename Bits>
@@ -85,6 +63,25 @@ HVD_EXT_ALWAYS void AccumulateRest(const ErrorFeedback& f, int64_t i, int64_t el
     accumulated[i] = Accumulated(f, i);
     f.next_residual[i] = 0;
   }
+}
+
+template <typename Bits>
+void AppendEach(const Bits* x, uint16_t* ids, int64_t count, uint32_t place, Candidates<Bits> to) {
+  for (int64_t i = 0; i < count; ++i) {
+    to.bits[i] = x[ids[i]];
+    to.places[i] = place + ids[i];
+  }
+}
+
+template <typename Bits>
+int64_t BetweenEach(const Bits* bits, int64_t count, Bits low, Bits high, Bits* to, int64_t* above) {
+  return BetweenRest(bits, int64_t{0}, count, low, high, to, int64_t{0}, above);
+}
+
+template <typename Bits>
+int64_t EmitEach(Candidates<Bits> from, int64_t count, Bits bound, int64_t* ties, int64_t base, Picks<Bits> picks,
+                 int64_t at, int64_t end, Bits* greatest) {
+  return EmitRest(from, int64_t{0}, count, bound, ties, base, picks, at, end, greatest);
 }
 
 }  // namespace

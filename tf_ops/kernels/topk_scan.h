@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/topk.h"
+#include "kernels/wide.h"
 
 namespace hvd_ext::topk {
 
@@ -44,6 +45,16 @@ struct Picks {
   Bits* values;  // or null
   bool wide;
 };
+
+template <typename Bits>
+HVD_EXT_ALWAYS void Put(Picks<Bits> picks, int64_t at, int64_t index, Bits bits) {
+  if (picks.wide) {
+    static_cast<int64_t*>(picks.indices)[at] = index;
+  } else {
+    static_cast<int32_t*>(picks.indices)[at] = static_cast<int32_t>(index);
+  }
+  if (picks.values != nullptr) picks.values[at] = bits;
+}
 
 // The loops for one instruction set.
 template <typename Bits>
@@ -85,6 +96,13 @@ template <typename Bits>
 const Loops<Bits>& LoopsOf(Path path);
 const FeedbackLoops& FeedbackLoopsOf(Path path);
 Path CurrentPath();
+
+// Calls kLoop (kernels/wide.h) with the instructions of a path.
+template <auto kLoop, typename... Arguments>
+auto OnPath(Path path, Arguments... arguments) {
+  if (path == Path::kAvx512) return ForAvx512<kLoop>(arguments...);
+  return path == Path::kAvx2 ? ForAvx2<kLoop>(arguments...) : kLoop(arguments...);
+}
 
 // For tests: kHigh makes every sampled bound too high, so that segments are scanned again; kLow makes every one 0.
 enum class Misled { kNot, kHigh, kLow };

@@ -20,22 +20,6 @@ int64_t Scan(const Bits* x, int64_t elements, Bits bound, uint16_t* ids) {
   return ScanRest(x, i, elements, bound, ids, count);
 }
 
-template <typename Bits>
-void Append(const Bits* x, uint16_t* ids, int64_t count, uint32_t place, Candidates<Bits> to) {
-  AppendRest(x, ids, int64_t{0}, count, place, to);
-}
-
-template <typename Bits>
-int64_t Between(const Bits* bits, int64_t count, Bits low, Bits high, Bits* to, int64_t* above) {
-  return BetweenRest(bits, int64_t{0}, count, low, high, to, int64_t{0}, above);
-}
-
-template <typename Bits>
-int64_t Emit(Candidates<Bits> from, int64_t count, Bits bound, int64_t* ties, int64_t base, Picks<Bits> picks,
-             int64_t at, int64_t end, Bits* greatest) {
-  return EmitRest(from, int64_t{0}, count, bound, ties, base, picks, at, end, greatest);
-}
-
 int64_t ScanFeedback(const ErrorFeedback& f, int64_t elements, uint32_t bound, uint32_t place,
                      Candidates<uint32_t> to) {
   return FeedbackRest(f, int64_t{0}, elements, bound, place, to, int64_t{0});
@@ -46,7 +30,7 @@ void AccumulateEach(const ErrorFeedback& f, int64_t elements, float* accumulated
 }
 
 template <typename Bits>
-constexpr Loops<Bits> kLoops = {Scan<Bits>, Append<Bits>, Between<Bits>, Emit<Bits>};
+constexpr Loops<Bits> kLoops = {Scan<Bits>, AppendEach<Bits>, BetweenEach<Bits>, EmitEach<Bits>};
 constexpr FeedbackLoops kFeedback = {ScanFeedback, AccumulateEach};
 
 }  // namespace
@@ -69,12 +53,11 @@ Path BestPath() {
   if (kMasksHold && bits && wide && __builtin_cpu_supports("avx512vbmi2")) return Path::kAvx512;
   return bits && __builtin_cpu_supports("avx2") ? Path::kAvx2 : Path::kPortable;
 }
-#define HVD_EXT_LOOPS(name)                       \
-  if (path == Path::kAvx512) return name##Avx512; \
-  if (path == Path::kAvx2) return name##Avx2;
+#define HVD_EXT_LOOPS(path, portable, name) \
+  (path == Path::kAvx512 ? name##Avx512 : path == Path::kAvx2 ? name##Avx2 : portable)
 #else
 Path BestPath() { return Path::kPortable; }
-#define HVD_EXT_LOOPS(name)
+#define HVD_EXT_LOOPS(path, portable, name) (static_cast<void>(path), portable)
 #endif
 
 namespace {
@@ -99,29 +82,16 @@ Misled SamplerMisled() { return misled.load(std::memory_order_relaxed); }
 
 template <>
 const Loops<uint16_t>& LoopsOf(Path path) {
-  HVD_EXT_LOOPS(kLoops16)
-  (void)path;
-  return kLoops<uint16_t>;
+  return HVD_EXT_LOOPS(path, kLoops<uint16_t>, kLoops16);
 }
-
 template <>
 const Loops<uint32_t>& LoopsOf(Path path) {
-  HVD_EXT_LOOPS(kLoops32)
-  (void)path;
-  return kLoops<uint32_t>;
+  return HVD_EXT_LOOPS(path, kLoops<uint32_t>, kLoops32);
 }
-
 template <>
 const Loops<uint64_t>& LoopsOf(Path path) {
-  HVD_EXT_LOOPS(kLoops64)
-  (void)path;
-  return kLoops<uint64_t>;
+  return HVD_EXT_LOOPS(path, kLoops<uint64_t>, kLoops64);
 }
-
-const FeedbackLoops& FeedbackLoopsOf(Path path) {
-  HVD_EXT_LOOPS(kFeedback)
-  (void)path;
-  return kFeedback;
-}
+const FeedbackLoops& FeedbackLoopsOf(Path path) { return HVD_EXT_LOOPS(path, kFeedback, kFeedback); }
 
 }  // namespace hvd_ext::topk

@@ -1,21 +1,19 @@
 // Conversions between float32 in memory and float16 or bfloat16 in messages.
-#include <cstdio>
-#include <cstdlib>
 #include <type_traits>
 
+#include "kernels/dtypes.h"
 #include "kernels/f16c.h"
 #include "kernels/half.h"
 #include "kernels/reduce.h"
+#include "kernels/wide.h"
 
 namespace hvd_ext {
 namespace {
 
-#define HVD_EXT_INLINE __attribute__((always_inline)) inline
-
 // The products with a power of two are exact, except below float32's least normal number, which a half rounds to 0.
 // bfloat16 has float32's range: nothing is multiplied, and numbers below the least normal one keep their bits.
 template <typename Half>
-HVD_EXT_INLINE float Times(float x, float factor) {
+HVD_EXT_ALWAYS float Times(float x, float factor) {
   return std::is_same_v<Half, Float16> ? x * factor : x;
 }
 
@@ -26,7 +24,7 @@ struct NarrowEach {
   Half* __restrict to;
   float* __restrict x;
   float down, up;
-  HVD_EXT_INLINE void operator()(int64_t i) const {
+  HVD_EXT_ALWAYS void operator()(int64_t i) const {
     FromFloat(Times<Half>(x[i], down), &to[i]);
     x[i] = Times<Half>(ToFloat(to[i]), up);
   }
@@ -37,7 +35,7 @@ struct WidenEach {
   float* __restrict to;
   const Half* __restrict x;
   float up;
-  HVD_EXT_INLINE void operator()(int64_t i) const { to[i] = Times<Half>(ToFloat(x[i]), up); }
+  HVD_EXT_ALWAYS void operator()(int64_t i) const { to[i] = Times<Half>(ToFloat(x[i]), up); }
 };
 
 template <typename Half>
@@ -45,14 +43,14 @@ struct AddEach {
   float* __restrict to;
   const Half* __restrict x;
   float up;
-  HVD_EXT_INLINE void operator()(int64_t i) const { to[i] += Times<Half>(ToFloat(x[i]), up); }
+  HVD_EXT_ALWAYS void operator()(int64_t i) const { to[i] += Times<Half>(ToFloat(x[i]), up); }
 };
 
 template <typename Half>
 struct RoundEach {
   float* x;
   float down, up;
-  HVD_EXT_INLINE void operator()(int64_t i) const {
+  HVD_EXT_ALWAYS void operator()(int64_t i) const {
     Half half;
     FromFloat(Times<Half>(x[i], down), &half);
     x[i] = Times<Half>(ToFloat(half), up);
@@ -60,10 +58,6 @@ struct RoundEach {
 };
 
 #if defined(__x86_64__)
-#define HVD_EXT_WIDE __attribute__((target("avx2")))
-const bool wide = __builtin_cpu_supports("avx2");
-const bool f16c = HasF16C();
-
 HVD_EXT_F16C inline __m256 Times8(__m256 x, float factor) { return _mm256_mul_ps(x, _mm256_set1_ps(factor)); }
 
 HVD_EXT_F16C inline void Eight(const NarrowEach<Float16>& each, int64_t i) {
@@ -91,13 +85,10 @@ HVD_EXT_F16C void LoopF16C(Each each, int64_t elements) {
   for (; i + 8 <= elements; i += 8) Eight(each, i);
   for (; i < elements; ++i) each(i);
 }
-#else
-#define HVD_EXT_WIDE
-const bool wide = false;
 #endif
 
 template <typename Each>
-HVD_EXT_WIDE void LoopWide(Each each, int64_t elements) {
+HVD_EXT_ALWAYS void EachLoop(Each each, int64_t elements) {
   for (int64_t i = 0; i < elements; ++i) each(i);
 }
 
@@ -105,50 +96,41 @@ template <template <typename> class Each, typename Half>
 void Loop(Each<Half> each, int64_t elements) {
 #if defined(__x86_64__)
   if constexpr (std::is_same_v<Half, Float16>) {
-    if (f16c) return LoopF16C(each, elements);
+    if (kF16C) return LoopF16C(each, elements);
   }
 #endif
-  if (wide) return LoopWide(each, elements);
-  for (int64_t i = 0; i < elements; ++i) each(i);
+  Widely<EachLoop<Each<Half>>>(each, elements);
 }
 
-[[noreturn]] void Refuse(DType wire) {
-  std::fprintf(stderr, "hvd_ext: float32 cannot be sent as %s (%d): a bug, callers must refuse it\n", NameOf(wire),
-               static_cast<int>(wire));
-  std::abort();
-}
+constexpr const char* kNoWire = "float32 cannot be sent as";
 
 }  // namespace
 
 bool IsWire(DType wire) { return wire == DType::kFloat16 || wire == DType::kBFloat16; }
 
 void Narrow(DType wire, void* to, float* x, int64_t elements, float scale) {
-  const float down = 1 / scale;
-  if (wire == DType::kFloat16) return Loop(NarrowEach<Float16>{static_cast<Float16*>(to), x, down, scale}, elements);
-  if (wire == DType::kBFloat16) return Loop(NarrowEach<BFloat16>{static_cast<BFloat16*>(to), x, down, scale}, elements);
-  Refuse(wire);
+  WithHalf(kNoWire, wire, [&](auto half) {
+    using Half = decltype(half);
+    Loop(NarrowEach<Half>{static_cast<Half*>(to), x, 1 / scale, scale}, elements);
+  });
 }
 
 void Widen(DType wire, float* to, const void* x, int64_t elements, float scale) {
-  if (wire == DType::kFloat16) return Loop(WidenEach<Float16>{to, static_cast<const Float16*>(x), scale}, elements);
-  if (wire == DType::kBFloat16) return Loop(WidenEach<BFloat16>{to, static_cast<const BFloat16*>(x), scale}, elements);
-  Refuse(wire);
+  WithHalf(kNoWire, wire, [&](auto half) {
+    using Half = decltype(half);
+    Loop(WidenEach<Half>{to, static_cast<const Half*>(x), scale}, elements);
+  });
 }
 
 void AddWidened(DType wire, float* accumulator, const void* x, int64_t elements, float scale) {
-  if (wire == DType::kFloat16) {
-    return Loop(AddEach<Float16>{accumulator, static_cast<const Float16*>(x), scale}, elements);
-  }
-  if (wire == DType::kBFloat16) {
-    return Loop(AddEach<BFloat16>{accumulator, static_cast<const BFloat16*>(x), scale}, elements);
-  }
-  Refuse(wire);
+  WithHalf(kNoWire, wire, [&](auto half) {
+    using Half = decltype(half);
+    Loop(AddEach<Half>{accumulator, static_cast<const Half*>(x), scale}, elements);
+  });
 }
 
 void Round(DType wire, float* x, int64_t elements, float scale) {
-  if (wire == DType::kFloat16) return Loop(RoundEach<Float16>{x, 1 / scale, scale}, elements);
-  if (wire == DType::kBFloat16) return Loop(RoundEach<BFloat16>{x, 1 / scale, scale}, elements);
-  Refuse(wire);
+  WithHalf(kNoWire, wire, [&](auto half) { Loop(RoundEach<decltype(half)>{x, 1 / scale, scale}, elements); });
 }
 
 }  // namespace hvd_ext

@@ -48,6 +48,19 @@ using tensorflow::shape_inference::ShapeHandle;
       .Attr("digests: list(int) >= 1") \
       .Attr("segments: list(int) >= 1")
 
+// The documentation of an op: what is its own, and what all have.
+std::string CallDoc(const char* own) {
+  return std::string(own) + R"doc(limits: sizes in bytes, ascending; the last row takes what is larger.
+plans: the engine's plan for each class of sizes.
+digests: the plans' digests, compared over the ranks.
+segments: the pipelining grain in bytes.
+dtype: the user's, where the tensor travels in another one.
+call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
+counted: the name is a number; two such calls of one rank at once are an error.
+signature: what else all ranks must give alike, one item a line; the first line is what the user has called.
+)doc";
+}
+
 absl::Status SameShape(InferenceContext* c) {
   c->set_output(0, c->input(1));
   return absl::OkStatus();
@@ -72,58 +85,38 @@ HVD_EXT_REGISTER("HvdExt>Allreduce")
     .Attr("wire: {'', 'float16', 'bfloat16'} = ''")
     .SetIsStateful()
     .SetShapeFn(SameShape)
-    .Doc(R"doc(
+    .Doc(CallDoc(R"doc(
 Gives all ranks the sum, average, minimum, maximum or product of their tensors, bit-identical on all ranks.
 
-call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's values, of equal shape and dtype on all ranks.
-signature: what else all ranks must give alike, one item a line; the first line is what the user has called.
 result: of the tensor's shape and dtype.
-limits: sizes in bytes, ascending; the last row takes what is larger.
-plans: the engine's plan for each class of sizes.
-digests: the plans' digests, compared over the ranks.
-segments: the pipelining grain in bytes.
 reduce_op: the number of a ReduceOp (tf_ops/kernels/reduce.h).
 wire: float32 travels in this dtype and is combined in float32; other dtypes travel as they are.
-dtype: the user's, where the tensor travels in another one.
-counted: the name is a number; two such calls of one rank at once are an error.
-)doc");
+)doc"));
 
-HVD_EXT_REGISTER("HvdExt>Allgather").Attr(HVD_EXT_MOVED).SetIsStateful().SetShapeFn(AnyFirstDimension).Doc(R"doc(
+HVD_EXT_REGISTER("HvdExt>Allgather")
+    .Attr(HVD_EXT_MOVED)
+    .SetIsStateful()
+    .SetShapeFn(AnyFirstDimension)
+    .Doc(CallDoc(R"doc(
 Gives all ranks the tensors of all, joined along the first dimension in the order of ranks.
 
-call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's part; the first dimension may differ from rank to rank.
-signature: as in HvdExt>Allreduce.
 result: the joined parts.
-limits: sizes in bytes, ascending; the last row takes what is larger.
-plans: the engine's plan for each class of sizes.
-digests: the plans' digests, compared over the ranks.
-segments: the pipelining grain in bytes.
-dtype: as in HvdExt>Allreduce.
-counted: as in HvdExt>Allreduce.
-)doc");
+)doc"));
 
 HVD_EXT_REGISTER("HvdExt>Broadcast")
     .Attr(HVD_EXT_MOVED)
     .Attr("root: int >= 0")
     .SetIsStateful()
     .SetShapeFn(SameShape)
-    .Doc(R"doc(
+    .Doc(CallDoc(R"doc(
 Gives all ranks the tensor of one.
 
-call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: the root's values; on the other ranks only shape and dtype count.
-signature: as in HvdExt>Allreduce.
 result: the root's values.
-limits: sizes in bytes, ascending; the last row takes what is larger.
-plans: the engine's plan for each class of sizes.
-digests: the plans' digests, compared over the ranks.
-segments: the pipelining grain in bytes.
 root: the rank whose values all get.
-dtype: as in HvdExt>Allreduce.
-counted: as in HvdExt>Allreduce.
-)doc");
+)doc"));
 
 HVD_EXT_REGISTER("HvdExt>Reducescatter")
     .Attr(HVD_EXT_REDUCED)
@@ -131,22 +124,14 @@ HVD_EXT_REGISTER("HvdExt>Reducescatter")
     .Attr("wire: {'', 'float16', 'bfloat16'} = ''")
     .SetIsStateful()
     .SetShapeFn(AnyFirstDimension)
-    .Doc(R"doc(
+    .Doc(CallDoc(R"doc(
 Gives each rank its part of the sum or average of all ranks' tensors, divided along the first dimension.
 
-call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's values, of equal shape and dtype on all ranks.
-signature: as in HvdExt>Allreduce.
 result: this rank's rows of the sum or average; the first ranks have one more where they do not divide evenly.
-limits: sizes in bytes, ascending; the last row takes what is larger.
-plans: the engine's plan for each class of sizes.
-digests: the plans' digests, compared over the ranks.
-segments: the pipelining grain in bytes.
 reduce_op: the number of a ReduceOp (tf_ops/kernels/reduce.h).
-dtype: as in HvdExt>Allreduce.
-counted: as in HvdExt>Allreduce.
 wire: as in HvdExt>Allreduce.
-)doc");
+)doc"));
 
 HVD_EXT_REGISTER("HvdExt>Alltoall")
     .Input("splits: int64")
@@ -155,23 +140,15 @@ HVD_EXT_REGISTER("HvdExt>Alltoall")
     .Attr("has_splits: bool")
     .SetIsStateful()
     .SetShapeFn(AlltoallShape)
-    .Doc(R"doc(
+    .Doc(CallDoc(R"doc(
 Gives each rank rows of every rank's tensor, joined along the first dimension in the order of ranks.
 
-call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's rows; the first dimension may differ from rank to rank.
 splits: how many rows go to each rank, from the first row on.
-signature: as in HvdExt>Allreduce.
 result: the rows that all ranks have sent here.
 received: how many rows came from each rank.
-limits: sizes in bytes, ascending; the last row takes what is larger.
-plans: the engine's plan for each class of sizes.
-digests: the plans' digests, compared over the ranks.
-segments: the pipelining grain in bytes.
 has_splits: without, `splits` is not looked at and the rows are divided evenly.
-dtype: as in HvdExt>Allreduce.
-counted: as in HvdExt>Allreduce.
-)doc");
+)doc"));
 
 REGISTER_OP("HvdExt>Barrier")
     .Input("call_name: string")
@@ -233,14 +210,12 @@ class CallOp : public tensorflow::AsyncOpKernel {
  public:
   CallOp(OpKernelConstruction* construction, Kind kind) : AsyncOpKernel(construction), kind_(kind) {
     OP_REQUIRES_OK(construction, classes_.Read(construction));
+    OP_REQUIRES_OK(construction, construction->GetAttr("dtype", &users_dtype_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("counted", &counted_));
     if (kind == Kind::kAllreduce || kind == Kind::kReducescatter) {
       int op = 0;
       OP_REQUIRES_OK(construction, construction->GetAttr("reduce_op", &op));
       op_ = static_cast<ReduceOp>(op);  // the engine refuses a number that is no op
-    }
-    OP_REQUIRES_OK(construction, construction->GetAttr("dtype", &users_dtype_));
-    OP_REQUIRES_OK(construction, construction->GetAttr("counted", &counted_));
-    if (kind == Kind::kAllreduce || kind == Kind::kReducescatter) {
       std::string wire;
       OP_REQUIRES_OK(construction, construction->GetAttr("wire", &wire));
       if (!wire.empty()) wire_ = wire == "float16" ? DType::kFloat16 : DType::kBFloat16;

@@ -170,26 +170,31 @@ void Begin(OpKernelContext* context, tensorflow::AsyncOpKernel::DoneCallback don
   pending->WaitIfEager();
 }
 
-class BeginStepOp : public tensorflow::AsyncOpKernel {
+// An op with the attribute `channel`.
+template <typename Kernel>
+class ChannelOp : public Kernel {
  public:
-  explicit BeginStepOp(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
+  explicit ChannelOp(OpKernelConstruction* construction) : Kernel(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("channel", &channel_));
   }
+
+ protected:
+  int64_t channel_ = 0;
+};
+
+class BeginStepOp : public ChannelOp<tensorflow::AsyncOpKernel> {
+ public:
+  using ChannelOp::ChannelOp;
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     Begin(context, std::move(done), channel_,
           [channel = channel_](Engine* engine) { return engine->BeginStep(channel); });
   }
-
- private:
-  int64_t channel_;
 };
 
-class BeginTopKStepOp : public tensorflow::AsyncOpKernel {
+class BeginTopKStepOp : public ChannelOp<tensorflow::AsyncOpKernel> {
  public:
-  explicit BeginTopKStepOp(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("channel", &channel_));
-  }
+  using ChannelOp::ChannelOp;
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     OP_REQUIRES_OK_ASYNC(context, ScalarInput(context, "density"), done);
@@ -205,16 +210,11 @@ class BeginTopKStepOp : public tensorflow::AsyncOpKernel {
       return engine->BeginTopKStep(channel, density, momentum);
     });
   }
-
- private:
-  int64_t channel_;
 };
 
-class EndStepOp : public OpKernel {
+class EndStepOp : public ChannelOp<OpKernel> {
  public:
-  explicit EndStepOp(OpKernelConstruction* construction) : OpKernel(construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("channel", &channel_));
-  }
+  using ChannelOp::ChannelOp;
 
   void Compute(OpKernelContext* context) override {
     std::shared_ptr<Engine> engine;
@@ -222,15 +222,11 @@ class EndStepOp : public OpKernel {
     OP_REQUIRES_OK(context, ToTensorFlow(Engine::OfChannel(channel_, &engine)));
     OP_REQUIRES_OK(context, ToTensorFlow(engine->EndStep(channel_, context->input(0).scalar<bool>()())));
   }
-
- private:
-  int64_t channel_;
 };
 
-class SubmitOp : public OpKernel {
+class SubmitOp : public ChannelOp<OpKernel> {
  public:
-  explicit SubmitOp(OpKernelConstruction* construction) : OpKernel(construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("channel", &channel_));
+  explicit SubmitOp(OpKernelConstruction* construction) : ChannelOp(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("tensors", &tensors_));
     OP_REQUIRES_OK(construction, SameLength("tensors and gradients", static_cast<int64_t>(tensors_.size()),
                                             construction->num_inputs()));
@@ -251,7 +247,6 @@ class SubmitOp : public OpKernel {
   }
 
  private:
-  int64_t channel_;
   std::vector<int64_t> tensors_;
 };
 

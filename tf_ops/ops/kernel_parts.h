@@ -1,4 +1,4 @@
-// What the ops that compute on one rank share: their threads, and how they refuse.
+// What the ops that compute on one rank share: their threads, what they write to, and how they refuse.
 #pragma once
 
 #include "absl/status/status.h"
@@ -14,6 +14,15 @@ inline ParallelFor WorkersOf(tensorflow::OpKernelContext* context) {
   if (workers == nullptr || workers->num_threads < 2) return nullptr;
   const auto schedule = [pool = workers->workers](auto work) { pool->Schedule(work); };
   return WithTheCaller(workers->num_threads, schedule);
+}
+
+// Sets *written to the memory of a variable's tensor, or to new memory where a tensor that was read from the variable
+// still has it: that tensor keeps its values.
+inline absl::Status MemoryToWrite(tensorflow::OpKernelContext* context, const tensorflow::Tensor& now,
+                                  tensorflow::Tensor* written) {
+  if (!now.RefCountIsOne()) return context->allocate_temp(now.dtype(), now.shape(), written);
+  *written = now;
+  return absl::OkStatus();
 }
 
 template <typename... Parts>

@@ -14,7 +14,6 @@
 namespace hvd_ext {
 namespace {
 
-using tensorflow::OpInputList;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -107,8 +106,7 @@ class ApplyLarsOp : public OpKernel {
   }
 
  private:
-  // Sets *written to the variable's memory, or to new memory where a tensor that was read from the variable still has
-  // it: that tensor keeps its values.
+  // Sets *written as MemoryToWrite does.
   static absl::Status ToWrite(OpKernelContext* context, const char* what, int place, const Tensor& gradient,
                               tensorflow::Var* variable, Tensor* written) {
     const Tensor& now = *variable->tensor();
@@ -117,11 +115,7 @@ class ApplyLarsOp : public OpKernel {
                      now.shape().DebugString(), "): must be float32, initialised, and of its gradient's shape, ",
                      gradient.shape().DebugString());
     }
-    if (now.RefCountIsOne()) {
-      *written = now;
-      return absl::OkStatus();
-    }
-    return context->allocate_temp(tensorflow::DT_FLOAT, now.shape(), written);
+    return MemoryToWrite(context, now, written);
   }
 
   int n_ = 0;

@@ -94,6 +94,13 @@ block_signs: those of the sums of whole blocks, in words.
 sketches: one row for each tensor.
 )doc");
 
+// Sets sums(i) to the sum of the squares of the next counts[i] blocks.
+void SumUp(const double* squares, const std::vector<int64_t>& counts, Tensor* sums) {
+  for (size_t i = 0; i < counts.size(); squares += counts[i++]) {
+    sums->vec<double>()(static_cast<int64_t>(i)) = NormSum(squares, counts[i]);
+  }
+}
+
 std::vector<NormBlock> BlocksOf(const OpInputList& tensors) {
   std::vector<NormBlock> blocks;
   for (const Tensor& tensor : tensors) {
@@ -120,12 +127,9 @@ class SquaredNormsOp : public OpKernel {
     std::vector<double> sums(blocks.size());
     const int64_t n_blocks = static_cast<int64_t>(blocks.size());
     NormSquares(FromTensorFlow(context->input_dtype(0)), blocks.data(), n_blocks, WorkersOf(context), sums.data());
-    const double* next = sums.data();
-    for (int i = 0; i < tensors.size(); ++i) {
-      const int64_t n = NormBlocks(tensors[i].NumElements());
-      output->vec<double>()(i) = NormSum(next, n);
-      next += n;
-    }
+    std::vector<int64_t> counts;
+    for (const Tensor& tensor : tensors) counts.push_back(NormBlocks(tensor.NumElements()));
+    SumUp(sums.data(), counts, output);
   }
 };
 
@@ -167,11 +171,7 @@ class AddBlocksOp : public OpKernel {
     Tensor* output = nullptr;
     const int64_t n = static_cast<int64_t>(counts_.size());
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({n}), &output));
-    const double* next = squares.flat<double>().data();
-    for (int64_t i = 0; i < n; ++i) {
-      output->vec<double>()(i) = NormSum(next, counts_[static_cast<size_t>(i)]);
-      next += counts_[static_cast<size_t>(i)];
-    }
+    SumUp(squares.flat<double>().data(), counts_, output);
   }
 
  private:

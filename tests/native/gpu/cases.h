@@ -20,6 +20,8 @@ namespace hvd_ext::gpu_test {
 
 using test::Width;
 
+constexpr DType kFloats[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16};
+
 inline test::Drawing FormatOf(DType dtype) { return {dtype, 0, {}}; }
 
 struct Problem {
@@ -49,6 +51,24 @@ inline std::vector<char> Packed(const Problem& problem) {
   std::vector<char> memory(problem.bits.size() * width);
   for (size_t i = 0; i < problem.bits.size(); ++i) std::memcpy(&memory[i * width], &problem.bits[i], width);
   return memory;
+}
+
+// What a call has written to memory, on a device or not.
+inline Answer AnswerIn(const Problem& problem, const char* indices, const char* values, const char* non_finite) {
+  const size_t width = Width(problem.dtype), index_width = problem.wide ? 8 : 4;
+  Answer answer;
+  for (int64_t p = 0; p < problem.picks(); ++p) {
+    int64_t index = 0;
+    uint64_t bits = 0;
+    std::memcpy(&index, indices + p * index_width, index_width);
+    std::memcpy(&bits, values + p * width, width);
+    answer.indices.push_back(index);
+    answer.values.push_back(bits);
+  }
+  int32_t flag = 0;
+  std::memcpy(&flag, non_finite, sizeof flag);
+  answer.non_finite = flag != 0;
+  return answer;
 }
 
 // The contract of kernels/topk.h.

@@ -6,24 +6,91 @@
 //           of x in device memory
 // Without an argument it runs check and times. Each result is one line of JSON. The exit status is 0 if every answer
 // was right, 1 if one was wrong, and 2 if there is no GPU.
-#include "gpu/on_gpu.h"
-
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
 #include <future>
+#include <sstream>
+#include <stdexcept>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "gpu/cases.h"
-#include "gpu/norms_on_gpu.h"
+#include "gpu/norms_cases.h"
+#include "kernels/reduce.h"
 
 namespace {
 
 using namespace hvd_ext;
 using namespace hvd_ext::gpu_test;
+
+void Must(cudaError_t code, const char* call) {
+  if (code == cudaSuccess) return;
+  throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(code));
+}
+#define MUST(call) Must(call, #call)
+
+// Device memory of exactly this many bytes (apart from cudaMalloc's granularity), filled with garbage.
+struct Buffer {
+  char* data = nullptr;
+  explicit Buffer(int64_t nbytes) {
+    MUST(cudaMalloc(&data, std::max<int64_t>(nbytes, 1)));
+    MUST(cudaMemset(data, 0xa5, std::max<int64_t>(nbytes, 1)));
+  }
+  ~Buffer() { cudaFree(data); }
+  Buffer(const Buffer&) = delete;
+};
+
+__global__ void FillGauss(float* x, int64_t elements) {
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < elements; i += stride) {
+    uint64_t z = (i + 1) * 0x9e3779b97f4a7c15ull;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+    z ^= z >> 31;
+    const float u = (static_cast<float>(z >> 40) + 0.5f) * 0x1p-24f,
+                angle = static_cast<float>(z & 0xffffff) * 0x1p-24f;
+    x[i] = sqrtf(-2 * logf(u)) * cospif(2 * angle);
+  }
+}
+
+__global__ void Nothing() {}
+
+template <typename Body>
+std::vector<float> Milliseconds(const Body& body) {
+  cudaEvent_t begin, end;
+  MUST(cudaEventCreate(&begin));
+  MUST(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int repeat = 0; repeat < 23; ++repeat) {
+    MUST(cudaEventRecord(begin));
+    body();
+    MUST(cudaEventRecord(end));
+    MUST(cudaEventSynchronize(end));
+    float ms = 0;
+    MUST(cudaEventElapsedTime(&ms, begin, end));
+    if (repeat >= 3) times.push_back(ms);  // the first ones load the kernels
+  }
+  MUST(cudaEventDestroy(begin));
+  MUST(cudaEventDestroy(end));
+  return times;
+}
+
+// `"NAME_ms": median, "NAME_samples_ms": [all of them]`, as part of a JSON object.
+std::string Told(const std::string& name, std::vector<float> times) {
+  std::ostringstream text;
+  for (size_t i = 0; i < times.size(); ++i) text << (i == 0 ? "[" : ", ") << times[i];
+  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+  std::ostringstream all;
+  all << '"' << name << "_ms\": " << times[times.size() / 2] << ", \"" << name << "_samples_ms\": " << text.str()
+      << ']';
+  return all.str();
+}
 
 Answer RunOnGpu(const Problem& problem) {
   const int32_t dtype = static_cast<int32_t>(problem.dtype);
@@ -39,22 +106,11 @@ Answer RunOnGpu(const Problem& problem) {
       hvd_ext_topk_gpu(dtype, x.data + offset, problem.segments.data(), n, indices.data, problem.wide, values.data,
                        reinterpret_cast<int32_t*>(non_finite.data), workspace.data, workspace_nbytes, nullptr);
   if (code != 0) throw std::runtime_error(hvd_ext_topk_gpu_error());
-  std::vector<char> seen_indices(picks * index_width), seen_values(picks * width);
-  int32_t flag = 0;
+  std::vector<char> seen_indices(picks * index_width), seen_values(picks * width), flag(sizeof(int32_t));
   MUST(cudaMemcpy(seen_indices.data(), indices.data, seen_indices.size(), cudaMemcpyDeviceToHost));
   MUST(cudaMemcpy(seen_values.data(), values.data, seen_values.size(), cudaMemcpyDeviceToHost));
-  MUST(cudaMemcpy(&flag, non_finite.data, sizeof flag, cudaMemcpyDeviceToHost));
-  Answer answer;
-  answer.non_finite = flag != 0;
-  for (int64_t p = 0; p < picks; ++p) {
-    int64_t index = 0;
-    uint64_t bits = 0;
-    std::memcpy(&index, &seen_indices[p * index_width], index_width);
-    std::memcpy(&bits, &seen_values[p * width], width);
-    answer.indices.push_back(index);
-    answer.values.push_back(bits);
-  }
-  return answer;
+  MUST(cudaMemcpy(flag.data(), non_finite.data, flag.size(), cudaMemcpyDeviceToHost));
+  return AnswerIn(problem, seen_indices.data(), seen_values.data(), flag.data());
 }
 
 using Making = std::function<Problem()>;
@@ -132,25 +188,82 @@ size_t Check(const std::vector<Making>& problems, double limit_s) {
   return checked;
 }
 
-void Time(int64_t d, double density) {
-  const int64_t k = static_cast<int64_t>(density * d);
-  const HvdExtTopKSegment segment = {0, d, k};
-  const int64_t workspace_nbytes = hvd_ext_topk_gpu_workspace(0, &segment, 1);
-  Buffer x(4 * d), copy(4 * d), workspace(workspace_nbytes), indices(4 * k), values(4 * k);
+// Prints one line: what `body` takes beside an empty kernel and a copy of x, which has d float32, in device memory.
+// `about` are further members of the JSON object.
+template <typename Body>
+void PrintTimes(const std::string& about, const Buffer& x, int64_t d, const std::string& name, const Body& body) {
+  Buffer copy(4 * d);
   FillGauss<<<1024, 256>>>(reinterpret_cast<float*>(x.data), d);
   MUST(cudaGetLastError());
   const std::vector<float> nothing = Milliseconds([] { Nothing<<<1, 32>>>(); });
   const std::vector<float> copied =
       Milliseconds([&] { MUST(cudaMemcpyAsync(copy.data, x.data, 4 * d, cudaMemcpyDeviceToDevice)); });
-  const std::vector<float> selected = Milliseconds([&] {
+  std::printf("{\"elements\": %lld, %s, %s, %s, %s}\n", static_cast<long long>(d), about.c_str(),
+              Told("noop", nothing).c_str(), Told("copy", copied).c_str(), Told(name, Milliseconds(body)).c_str());
+  std::fflush(stdout);
+}
+
+void Time(int64_t d, double density) {
+  const int64_t k = static_cast<int64_t>(density * d);
+  const HvdExtTopKSegment segment = {0, d, k};
+  const int64_t workspace_nbytes = hvd_ext_topk_gpu_workspace(0, &segment, 1);
+  Buffer x(4 * d), workspace(workspace_nbytes), indices(4 * k), values(4 * k);
+  const std::string about =
+      "\"k\": " + std::to_string(k) + ", \"workspace_bytes\": " + std::to_string(workspace_nbytes);
+  PrintTimes(about, x, d, "topk", [&] {
     const int code = hvd_ext_topk_gpu(0, x.data, &segment, 1, indices.data, 0, values.data, nullptr, workspace.data,
                                       workspace_nbytes, nullptr);
     if (code != 0) throw std::runtime_error(hvd_ext_topk_gpu_error());
   });
-  std::printf("{\"elements\": %lld, \"k\": %lld, \"workspace_bytes\": %lld, %s, %s, %s}\n", static_cast<long long>(d),
-              static_cast<long long>(k), static_cast<long long>(workspace_nbytes), Told("noop", nothing).c_str(),
-              Told("copy", copied).c_str(), Told("topk", selected).c_str());
-  std::fflush(stdout);
+}
+
+std::vector<double> NormsOnGpu(const Problem& problem) {
+  const int64_t n = static_cast<int64_t>(problem.segments.size());
+  const std::vector<char> packed = Packed(problem);
+  const int64_t offset = problem.shift * static_cast<int64_t>(Width(problem.dtype));
+  Buffer x(packed.size() + offset), squares(8 * n);
+  MUST(cudaMemcpy(x.data + offset, packed.data(), packed.size(), cudaMemcpyHostToDevice));
+  const std::vector<HvdExtNormsTensor> tensors = TensorsOf(problem, x.data + offset);
+  const int64_t workspace_nbytes = hvd_ext_norms_gpu_workspace(tensors.data(), n);
+  Buffer workspace(workspace_nbytes);
+  if (hvd_ext_norms_gpu(static_cast<int32_t>(problem.dtype), tensors.data(), n, reinterpret_cast<double*>(squares.data),
+                        workspace.data, workspace_nbytes, nullptr) != 0) {
+    throw std::runtime_error(hvd_ext_norms_gpu_error());
+  }
+  std::vector<double> found(n);
+  MUST(cudaMemcpy(found.data(), squares.data, 8 * n, cudaMemcpyDeviceToHost));
+  return found;
+}
+
+// Runs the inputs of the emulated tests, or a few of them, each twice, and throws at the first wrong sum. Returns their
+// number.
+size_t CheckNorms(bool few) {
+  size_t checked = 0;
+  for (const test::SelectionInput& input : test::SelectionInputs()) {
+    const std::string name = input.name;
+    for (DType dtype : kFloats) {
+      if (few && name != "gauss" && name != "NaN and infinity") continue;
+      const Problem problem = NormsProblem(name, dtype, 7 + checked++);
+      const std::vector<double> expected = ExpectedSquares(problem);
+      for (int repeat = 0; repeat < 2; ++repeat) MustBe(problem, NormsOnGpu(problem), expected);
+    }
+  }
+  return checked;
+}
+
+// `n` tensors of the same length in one call; the copy beside it moves twice the bytes that the norms read.
+void TimeNorms(int64_t n, int64_t elements) {
+  const int64_t d = n * elements;
+  Buffer x(4 * d), squares(8 * n);
+  std::vector<HvdExtNormsTensor> tensors;
+  for (int64_t t = 0; t < n; ++t) tensors.push_back({x.data + 4 * t * elements, elements});
+  const int64_t workspace_nbytes = hvd_ext_norms_gpu_workspace(tensors.data(), n);
+  Buffer workspace(workspace_nbytes);
+  PrintTimes("\"tensors\": " + std::to_string(n), x, d, "norms", [&] {
+    const int code = hvd_ext_norms_gpu(0, tensors.data(), n, reinterpret_cast<double*>(squares.data), workspace.data,
+                                       workspace_nbytes, nullptr);
+    if (code != 0) throw std::runtime_error(hvd_ext_norms_gpu_error());
+  });
 }
 
 }  // namespace

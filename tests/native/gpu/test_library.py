@@ -1,17 +1,19 @@
-"""The library of the GPU's kernels, where nvcc has built it: it loads without a GPU."""
+"""The library of the GPU's kernels: it is built where nvcc works, and loads without a GPU."""
 
 from __future__ import annotations
 
 import ctypes
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.native.builds import ROOT
 from tests.native.gpu import compare_torch
 
-pytestmark = pytest.mark.skipif(
+needs_library = pytest.mark.skipif(
     not compare_torch.LIBRARY.is_file(),
     reason="libhvd_ext_gpu.so is not there: the build found no nvcc",
 )
@@ -22,6 +24,7 @@ def _library() -> ctypes.CDLL:
     return compare_torch.load(compare_torch.LIBRARY)
 
 
+@needs_library
 def test_the_workspace_is_as_large_as_the_header_says(library):
     elements, k = 1 << 20, 1 << 10
     segment = compare_torch.Segment(0, elements, k)
@@ -30,6 +33,7 @@ def test_the_workspace_is_as_large_as_the_header_says(library):
     assert candidates <= seen <= candidates + elements // 512 + 16384
 
 
+@needs_library
 def test_the_library_shows_the_functions_of_its_headers_only():
     listed = subprocess.run(
         ["nm", "--dynamic", "--defined-only", str(compare_torch.LIBRARY)], capture_output=True, text=True, check=True
@@ -45,9 +49,31 @@ def test_the_library_shows_the_functions_of_its_headers_only():
     }
 
 
+@needs_library
 def test_the_comparison_says_what_is_missing():
     script = Path(compare_torch.__file__)
     command = [sys.executable, str(script), "--library", str(script.parent / "none.so")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert "torch (not installed)" in ended.stderr or "GPU (none)" in ended.stderr or "library (" in ended.stderr
+
+
+def configured(folder: Path, **options: str) -> subprocess.CompletedProcess[str]:
+    """Configures the native build in a folder, with these options beside those that leave out all that can be."""
+    settings = {"MPI": "OFF", "OPS": "OFF", "OUTPUT": str(folder / "lib")} | options
+    command = ["cmake", "-S", str(ROOT / "tf_ops"), "-B", str(folder), f"-DPython3_EXECUTABLE={sys.executable}"]
+    command += [f"-DHVD_EXT_{name}={value}" for name, value in settings.items()]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_nvcc_is_needed_only_where_it_is_asked_for(tmp_path):
+    refused = configured(tmp_path, CUDA="ON", NVCC="")
+    assert refused.returncode != 0
+    assert "HVD_EXT_CUDA (ON): nvcc must be on PATH or in $CUDA_HOME/bin" in " ".join(refused.stderr.split())
+    without = configured(tmp_path, CUDA="AUTO", NVCC="")
+    assert without.returncode == 0, without.stderr
+    assert "CUDA" not in without.stdout
+    broken = configured(tmp_path, CUDA="AUTO", NVCC=str(shutil.which("false")))
+    assert broken.returncode == 0, broken.stderr
+    assert "does not compile an empty kernel, nothing is built for GPUs" in broken.stdout

@@ -9,8 +9,6 @@ namespace {
 
 using namespace gpu_test;
 
-constexpr DType kFloats[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16};
-
 std::vector<double> RunEmulated(const Problem& problem) {
   const size_t width = Width(problem.dtype), n = problem.segments.size();
   const std::vector<char> packed = Packed(problem);

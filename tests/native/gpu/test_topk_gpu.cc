@@ -36,23 +36,12 @@ Outcome RunEmulated(const Problem& problem) {
   CHECK_EQ(machine.strayed, 0);
   for (const Guarded* buffer : {&x, &workspace, &indices, &values, &non_finite}) buffer->MustBeWhole();
 
-  Outcome outcome;
-  for (int64_t p = 0; p < picks; ++p) {
-    int64_t index = 0;
-    uint64_t bits = 0;
-    std::memcpy(&index, indices.data + p * index_width, index_width);
-    std::memcpy(&bits, values.data + p * width, width);
-    outcome.answer.indices.push_back(index);
-    outcome.answer.values.push_back(bits);
-  }
-  int32_t flag = 0;
-  std::memcpy(&flag, non_finite.data, sizeof flag);
-  outcome.answer.non_finite = flag != 0;
-  const int64_t at = width == 8   ? gpu::LayoutOf<uint64_t>(problem.segments.data(), n).states
-                     : width == 4 ? gpu::LayoutOf<uint32_t>(problem.segments.data(), n).states
-                                  : gpu::LayoutOf<uint16_t>(problem.segments.data(), n).states;
-  outcome.states.resize(n);
-  if (n > 0) std::memcpy(outcome.states.data(), workspace.data + at, n * sizeof(State));
+  Outcome outcome{AnswerIn(problem, indices.data, values.data, non_finite.data), std::vector<State>(n)};
+  const auto states = [&](auto bits) {
+    return gpu::LayoutOf<decltype(bits)>(problem.segments.data(), n, workspace.data).memory.states;
+  };
+  const State* seen = width == 8 ? states(uint64_t{}) : width == 4 ? states(uint32_t{}) : states(uint16_t{});
+  if (n > 0) std::memcpy(outcome.states.data(), seen, n * sizeof(State));
   return outcome;
 }
 
@@ -61,8 +50,6 @@ std::vector<State> MustSelect(const Problem& problem) {
   MustBe(problem, outcome.answer, Expected(problem));
   return outcome.states;
 }
-
-constexpr DType kFloats[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16};
 
 TEST("gpu: every input in every dtype, where candidates are taken in one pass") {
   uint64_t seed = 1;

@@ -53,9 +53,9 @@ def test_only_the_entries_of_pip_leave_the_python_path_in_isolation(monkeypatch)
 
 def test_the_first_line_of_a_failing_command_is_empty():
     environment = child.python_environment(sys.executable)
-    assert child.first_line([sys.executable, "-c", "print(); print('4.1'); print('more')"], environment) == "4.1"
-    assert child.first_line([sys.executable, "-c", "print('4.1'); raise SystemExit(1)"], environment) == ""
-    assert child.first_line(["/no/such/tool"], environment) == ""
+    assert child.version_line([sys.executable, "-c", "print(); print('4.1'); print('more')"], environment) == "4.1"
+    assert child.version_line([sys.executable, "-c", "print('4.1'); raise SystemExit(1)"], environment) == ""
+    assert child.version_line(["/no/such/tool"], environment) == ""
 
 
 def test_a_long_command_shows_its_lines_and_keeps_them(tmp_path: Path):

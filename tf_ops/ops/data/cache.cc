@@ -50,10 +50,11 @@ struct LookupKernel {  // of a read, too, which never waits itself
   std::vector<Component> components;
 };
 
+// Where TensorFlow's own calls fail, `status` has its words.
 Status ReadAttributes(TF_OpKernelConstruction* construction, TF_Status* status, LookupKernel* kernel) {
   int32_t n = 0, n_elements = 0, unused = 0;
   TF_OpKernelConstruction_GetAttrSize(construction, "dtypes", &n, &unused, status);
-  if (TF_GetCode(status) != TF_OK) return Status::Ok();  // TensorFlow's own words are told
+  if (TF_GetCode(status) != TF_OK) return Status::Ok();
   TF_OpKernelConstruction_GetAttrSize(construction, "elements", &n_elements, &unused, status);
   if (TF_GetCode(status) != TF_OK) return Status::Ok();
   if (n != n_elements) {
@@ -219,16 +220,20 @@ void RunRead(void* made, TF_OpKernelContext* context) {
   if (!run.ok()) batch.GiveMissingBack();
 }
 
-void LookupShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+// Every output becomes a row for each number; returns how many can be reached.
+int SetRows(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeInferenceContextSetUnknownShape(context, status);
   ShapePointer numbers = FirstInput(context, 1, status);
-  if (numbers == nullptr) return;
-  ShapePointer any = VectorOf(context, -1);
-  ShapePointer rows = Concatenated(context, numbers.get(), any.get(), status);
-  if (rows == nullptr) return;
+  if (numbers == nullptr) return 0;
+  ShapePointer rows = Concatenated(context, numbers.get(), VectorOf(context, -1).get(), status);
   int outputs = 0;
-  while (SetOutput(context, outputs, rows.get())) ++outputs;
-  for (int i = outputs - 2; outputs > 2 && i < outputs; ++i) SetOutput(context, i, any.get());
+  while (rows != nullptr && SetOutput(context, outputs, rows.get())) ++outputs;
+  return outputs;
+}
+
+void LookupShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const int outputs = SetRows(context, status);
+  for (int i = outputs - 2; outputs > 2 && i < outputs; ++i) SetOutput(context, i, VectorOf(context, -1).get());
 }
 
 [[maybe_unused]] const bool lookup_registered = Register({
@@ -242,14 +247,7 @@ void LookupShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
     DropLookup,
 });
 
-void ReadShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
-  TF_ShapeInferenceContextSetUnknownShape(context, status);
-  ShapePointer numbers = FirstInput(context, 1, status);
-  if (numbers == nullptr) return;
-  ShapePointer rows = Concatenated(context, numbers.get(), VectorOf(context, -1).get(), status);
-  for (int i = 0; rows != nullptr && SetOutput(context, i, rows.get()); ++i) {
-  }
-}
+void ReadShapes(TF_ShapeInferenceContext* context, TF_Status* status) { SetRows(context, status); }
 
 [[maybe_unused]] const bool read_registered = Register({
     "HvdExt>CacheRead",

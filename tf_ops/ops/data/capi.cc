@@ -56,27 +56,23 @@ const TF_Tensor* Run::Input(int index) {
   return tensor;
 }
 
-const TF_Tensor* Run::Vector(int index, const char* name) {
+const TF_Tensor* Run::Ranked(int index, const char* name, int rank, const char* must) {
   const TF_Tensor* tensor = Input(index);
-  if (tensor == nullptr || TF_NumDims(tensor) == 1) return tensor;
-  Fail(TF_INVALID_ARGUMENT, std::string(name) + " (shape " + ShapeOf(tensor) + "): must be a vector");
+  if (tensor == nullptr || TF_NumDims(tensor) == rank) return tensor;
+  Fail(TF_INVALID_ARGUMENT, std::string(name) + " (shape " + ShapeOf(tensor) + "): must be a " + must);
   return nullptr;
 }
 
+const TF_Tensor* Run::Vector(int index, const char* name) { return Ranked(index, name, 1, "vector"); }
+
 int64_t Run::Scalar(int index, const char* name) {
-  const TF_Tensor* tensor = Input(index);
-  if (tensor == nullptr) return 0;
-  if (TF_NumDims(tensor) == 0) return *DataOf<const int64_t>(tensor);
-  Fail(TF_INVALID_ARGUMENT, std::string(name) + " (shape " + ShapeOf(tensor) + "): must be a single number");
-  return 0;
+  const TF_Tensor* tensor = Ranked(index, name, 0, "single number");
+  return tensor == nullptr ? 0 : *DataOf<const int64_t>(tensor);
 }
 
 const TF_TString* Run::StringScalar(int index, const char* name) {
-  const TF_Tensor* tensor = Input(index);
-  if (tensor == nullptr) return nullptr;
-  if (TF_NumDims(tensor) == 0) return DataOf<const TF_TString>(tensor);
-  Fail(TF_INVALID_ARGUMENT, std::string(name) + " (shape " + ShapeOf(tensor) + "): must be a single string");
-  return nullptr;
+  const TF_Tensor* tensor = Ranked(index, name, 0, "single string");
+  return tensor == nullptr ? nullptr : DataOf<const TF_TString>(tensor);
 }
 
 TF_Tensor* Run::Output(int index, TF_DataType dtype, std::initializer_list<int64_t> dims) {
@@ -102,6 +98,16 @@ void Run::Output(int index, const std::vector<int64_t>& numbers) {
   if (tensor == nullptr || numbers.empty()) return;
   std::memcpy(TF_TensorData(tensor), numbers.data(), numbers.size() * sizeof(int64_t));
 }
+
+void* MakeFlag(TF_OpKernelConstruction* construction, const char* attribute) {
+  StatusPointer status(TF_NewStatus());
+  TF_Bool flag = 0;
+  TF_OpKernelConstruction_GetAttrBool(construction, attribute, &flag, status.get());
+  if (TF_GetCode(status.get()) != TF_OK) TF_OpKernelConstruction_Failure(construction, status.get());
+  return new bool(flag != 0);
+}
+
+void DropFlag(void* kernel) { delete static_cast<bool*>(kernel); }
 
 bool Register(const OpCard& card) {
   StatusPointer status(TF_NewStatus());

@@ -21,18 +21,16 @@
 
 namespace hvd_ext {
 
-struct DeleteTensor {
-  void operator()(TF_Tensor* tensor) const { TF_DeleteTensor(tensor); }
+template <auto kDelete>
+struct Deleter {
+  template <typename T>
+  void operator()(T* object) const {
+    kDelete(object);
+  }
 };
-struct DeleteStatus {
-  void operator()(TF_Status* status) const { TF_DeleteStatus(status); }
-};
-struct DeleteShape {
-  void operator()(TF_ShapeHandle* shape) const { TF_DeleteShapeHandle(shape); }
-};
-using TensorPointer = std::unique_ptr<TF_Tensor, DeleteTensor>;
-using StatusPointer = std::unique_ptr<TF_Status, DeleteStatus>;
-using ShapePointer = std::unique_ptr<TF_ShapeHandle, DeleteShape>;
+using TensorPointer = std::unique_ptr<TF_Tensor, Deleter<TF_DeleteTensor>>;
+using StatusPointer = std::unique_ptr<TF_Status, Deleter<TF_DeleteStatus>>;
+using ShapePointer = std::unique_ptr<TF_ShapeHandle, Deleter<TF_DeleteShapeHandle>>;
 
 // One run of a kernel. The first failure is the one that TensorFlow is told of, when the run ends; after it the
 // accessors return null or 0.
@@ -61,6 +59,9 @@ class Run {
   void Output(int index, const std::vector<int64_t>& numbers);
 
  private:
+  // The input, if it has this rank; `must` says what it must be.
+  const TF_Tensor* Ranked(int index, const char* name, int rank, const char* must);
+
   TF_OpKernelContext* const context_;
   const StatusPointer status_;
   std::vector<TensorPointer> held_;
@@ -83,6 +84,10 @@ struct OpCard {
   void (*run)(void* kernel, TF_OpKernelContext*);
   void (*drop)(void* kernel);
 };
+
+// For OpCard::make and OpCard::drop of a kernel that is a bool, the value of its one attribute.
+void* MakeFlag(TF_OpKernelConstruction* construction, const char* attribute);
+void DropFlag(void* kernel);
 
 // Registers an op while the library is being loaded; returns true. An op that TensorFlow does not take ends the process
 // with TensorFlow's words, as TensorFlow's own macros do.

@@ -5,20 +5,6 @@
 namespace hvd_ext {
 namespace {
 
-struct OrderKernel {
-  bool shuffle = false;
-};
-
-void* MakeOrder(TF_OpKernelConstruction* construction) {
-  StatusPointer status(TF_NewStatus());
-  TF_Bool shuffle = 0;
-  TF_OpKernelConstruction_GetAttrBool(construction, "shuffle", &shuffle, status.get());
-  if (TF_GetCode(status.get()) != TF_OK) TF_OpKernelConstruction_Failure(construction, status.get());
-  return new OrderKernel{shuffle != 0};
-}
-
-void DropOrder(void* kernel) { delete static_cast<OrderKernel*>(kernel); }
-
 void RunOrder(void* kernel, TF_OpKernelContext* context) {
   Run run(context);
   const TF_Tensor* positions = run.Vector(0, "positions");
@@ -26,7 +12,7 @@ void RunOrder(void* kernel, TF_OpKernelContext* context) {
   int64_t samples = run.Scalar(3, "samples"), parts = run.Scalar(4, "parts");
   if (!run.ok()) return;
   EpochOrder order;
-  run.Take(EpochOrder::Make(seed, epoch, samples, parts, static_cast<OrderKernel*>(kernel)->shuffle, &order));
+  run.Take(EpochOrder::Make(seed, epoch, samples, parts, *static_cast<bool*>(kernel), &order));
   int64_t count = TF_Dim(positions, 0);
   TF_Tensor* numbers = run.Output(0, TF_INT64, {count});
   TF_Tensor* seeds = run.Output(1, TF_INT32, {count, 2});
@@ -55,9 +41,9 @@ void OrderShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
     {"numbers: int64", "seeds: int32"},
     {"shuffle: bool = true"},
     OrderShapes,
-    MakeOrder,
+    [](TF_OpKernelConstruction* construction) { return MakeFlag(construction, "shuffle"); },
     RunOrder,
-    DropOrder,
+    DropFlag,
 });
 
 }  // namespace
