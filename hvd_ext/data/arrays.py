@@ -31,30 +31,26 @@ class _Arrays(Source):
             raise InvalidError("arrays: they must have at least one row; they have none")
         shapes = ", ".join(f"{array.dtype} {array.shape}" for array in self._flat)
         self.words = f"arrays: {shapes}"
+        self.digest, self.contents = self._digests()
 
     samples = property(lambda self: self._samples)
 
-    @functools.cached_property
     def _digests(self) -> tuple[str, str]:
+        """Give the digests with and without the times of change of files."""
         structure = repr(tf.nest.map_structure(lambda array: None, self._arrays))
         dated, undated = [structure], [structure]
         for array in self._flat:
             described = f"{array.dtype.str} {array.shape}"
             file = _file_of(array)
-            state = None if file is None else os.stat(file[0])
             if file is None:
-                bytes_ = digest_of(_hashed(array), described)
-                dated.append(bytes_)
-                undated.append(bytes_)
+                undated.append(digest_of(_hashed(array), described))
+                dated.append(undated[-1])
             else:  # an array in a file may be larger than memory: its file stands for its bytes
-                assert state is not None
+                state = os.stat(file[0])
                 place = (described, os.path.basename(file[0]), file[1], state.st_size)
                 dated.append(digest_of(hashlib.sha256(), *place, state.st_mtime_ns))
                 undated.append(digest_of(hashlib.sha256(), *place))
         return digest_of(hashlib.sha256(), *dated), digest_of(hashlib.sha256(), *undated)
-
-    digest = property(lambda self: self._digests[0])
-    contents = property(lambda self: self._digests[1])
 
     @property
     def element_spec(self) -> Any:

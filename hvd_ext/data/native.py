@@ -195,6 +195,7 @@ def ops() -> Any:
         NativeLibraryError: the library is missing, does not load, or its ops are there already from another file.
     """
     import tensorflow as tf
+    from tensorflow.python.framework import op_def_registry
 
     versions.check("tensorflow", tf.__version__)
     load()
@@ -203,7 +204,7 @@ def ops() -> Any:
             f"the data cache's TensorFlow ops ({OPS}) are missing: they were not built, or without TensorFlow; "
             f"{REBUILD_HINT}"
         )
-    there = [name for name in NAMES if _registered(name)]
+    there = [name for name in NAMES if op_def_registry.get(name) is not None]
     if there:  # TensorFlow would end the process
         raise NativeLibraryError(
             f"the data cache's TensorFlow ops ({OPS}): this process has {there[0]} already, from another file; "
@@ -216,12 +217,6 @@ def ops() -> Any:
             f"the data cache's TensorFlow ops ({OPS}) do not load into TensorFlow {tf.__version__}: {error}; "
             f"{REBUILD_HINT}"
         ) from None
-
-
-def _registered(name: str) -> bool:
-    from tensorflow.python.framework import op_def_registry
-
-    return op_def_registry.get(name) is not None
 
 
 def epoch_order(

@@ -309,10 +309,8 @@ class Store:
         Args:
             numbers: of samples; None: all claims of this process.
         """
-        if numbers is None:
-            native.call("hvd_ext_cache_release", self.cache, None, 0)
-        else:
-            native.call("hvd_ext_cache_release", self.cache, (ctypes.c_int64 * len(numbers))(*numbers), len(numbers))
+        values = None if numbers is None else (ctypes.c_int64 * len(numbers))(*numbers)
+        native.call("hvd_ext_cache_release", self.cache, values, len(numbers or ()))
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> dict[str, int]:
         """Read every record of both places, and forget those that are damaged.

@@ -140,14 +140,8 @@ class _Member:
 def _unlike(path: str, base: str, present: tuple[str, ...], keys: tuple[str, ...]) -> str:
     missing = [f"{base}.{key}" for key in keys if key not in present]
     more = [f"{base}.{key}" for key in present if key not in keys]
-    seen = " and ".join(
-        words
-        for words in (
-            f"{', '.join(missing)} is missing" if missing else "",
-            f"{', '.join(more)} is there" if more else "",
-        )
-        if words
-    )
+    differences = ((missing, "is missing"), (more, "is there"))
+    seen = " and ".join(f"{', '.join(names)} {words}" for names, words in differences if names)
     return (
         f"tar ({path}): all samples must have the same members; the first sample of the data has {', '.join(keys)}, "
         f"and in sample {base!r} {seen}"

@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse
 import tensorflow as tf
 
-from hvd_ext.data import arrays, folders, record_files, tar_files, tfrecord_files
+from hvd_ext.data import arrays, folders, native, record_files, tar_files, tfrecord_files
 from hvd_ext.data.cache import DataCache
 from hvd_ext.errors import InvalidError
 from tests.unit.data.caching import RECORDS, flip_a_bit, read_all
@@ -40,8 +40,9 @@ def write_records(path: Path, records: list[bytes]) -> Path:
 
 def record_head(nbytes: int) -> bytes:
     """Give the head of a record, with its right checksum."""
-    length = np.array([nbytes], "<u8").view(np.uint8)[None]
-    return length.tobytes() + tfrecord_files._masked_crc(length).astype("<u4").tobytes()
+    length = nbytes.to_bytes(8, "little")
+    crc = native.load().hvd_ext_cache_crc32c(0, length, 8)
+    return length + tfrecord_files._masked(crc).to_bytes(4, "little")
 
 
 def test_a_folder_has_its_files_in_order_with_the_labels_of_their_class_folders(classes: Path) -> None:
