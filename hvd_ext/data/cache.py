@@ -467,7 +467,7 @@ class DataCache:
         self.close()
         for path in (self._folder, self._kept):
             if path is not None and path.exists():
-                store.Found(path, self.name, self._digest[:16], {}).clear()
+                store.Found(path, self.name, self._digest[:16]).clear()
 
     def close(self) -> None:
         """Give this rank's hold of the memory back; data sets of the cache cannot be read any more."""
