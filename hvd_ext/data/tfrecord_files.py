@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,36 +25,35 @@ _FOOT_NBYTES = 4
 _GZIP = b"\x1f\x8b"
 
 
-def _records(path: str, descriptor: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    end, at, unpack = os.fstat(descriptor).st_size, 0, _HEAD.unpack
+def _records(path: str) -> Iterator[tuple[int, int]]:
+    """Yield where the data of each record begin, and their length."""
     crc32c = native.load().hvd_ext_cache_crc32c
-    # arrays and not lists, whose objects would take ten times as much memory for a million records
-    begins, lengths = array("q"), array("q")
-    while at < end:
-        head = os.pread(descriptor, _HEAD.size, at)
-        if len(head) < _HEAD.size:
-            raise InvalidError(
-                f"tfrecord ({path}): it is torn: a record begins at byte {at:,}, and the file ends there"
-            )
-        length, crc = unpack(head)
-        if _masked(crc32c(0, head, _LENGTH_NBYTES)) != crc:
-            if at == 0 and head.startswith(_GZIP):
+    with opened("tfrecord", path) as descriptor:
+        end, at = os.fstat(descriptor).st_size, 0
+        while at < end:
+            head = os.pread(descriptor, _HEAD.size, at)
+            if len(head) < _HEAD.size:
                 raise InvalidError(
-                    f"tfrecord ({path}): it is compressed (gzip), and its records cannot be found; unpack it"
+                    f"tfrecord ({path}): it is torn: a record begins at byte {at:,}, and the file ends there"
                 )
-            raise InvalidError(
-                f"tfrecord ({path}): the head of the record at byte {at:,} is damaged, or this is no TFRecord file: "
-                "the checksum of its length is wrong"
-            )
-        begin, at = at, at + _HEAD.size + length + _FOOT_NBYTES
-        if at > end:
-            raise InvalidError(
-                f"tfrecord ({path}): it is torn: the record at byte {begin:,} has {length:,} bytes, and the file ends "
-                f"at byte {end:,}; write the file again"
-            )
-        begins.append(begin + _HEAD.size)
-        lengths.append(length)
-    return np.array(begins, np.int64), np.array(lengths, np.int64)
+            length, crc = _HEAD.unpack(head)
+            if _masked(crc32c(0, head, _LENGTH_NBYTES)) != crc:
+                if at == 0 and head.startswith(_GZIP):
+                    raise InvalidError(
+                        f"tfrecord ({path}): it is compressed (gzip), and its records cannot be found; unpack it"
+                    )
+                raise InvalidError(
+                    f"tfrecord ({path}): the head of the record at byte {at:,} is damaged, or this is no TFRecord "
+                    "file: the checksum of its length is wrong"
+                )
+            begin = at + _HEAD.size
+            if begin + length + _FOOT_NBYTES > end:
+                raise InvalidError(
+                    f"tfrecord ({path}): it is torn: the record at byte {at:,} has {length:,} bytes, and the file "
+                    f"ends at byte {end:,}; write the file again"
+                )
+            yield begin, length
+            at = begin + length + _FOOT_NBYTES
 
 
 def _masked(crc: int) -> int:
@@ -65,20 +64,14 @@ class _TFRecord(RecordFiles):
     kind = "tfrecord"
 
     def _scan(self, paths: Sequence[str]) -> Columns:
-        offsets: list[np.ndarray[Any, Any]] = []
-        sizes: list[np.ndarray[Any, Any]] = []
-        first = [0]
+        # arrays and not lists, whose objects would take ten times as much memory for a million records
+        first, begins, lengths = [0], array("q"), array("q")
         for path in paths:
-            with opened("tfrecord", path) as descriptor:
-                begins, lengths = _records(path, descriptor)
-            offsets.append(begins)
-            sizes.append(lengths)
-            first.append(first[-1] + len(begins))
-        return {
-            "first": np.array(first, np.int64),
-            "offset": smallest(np.concatenate(offsets)),
-            "nbytes": smallest(np.concatenate(sizes)),
-        }
+            for begin, length in _records(path):
+                begins.append(begin)
+                lengths.append(length)
+            first.append(len(begins))
+        return {"first": np.array(first, np.int64), "offset": smallest(begins), "nbytes": smallest(lengths)}
 
     @property
     def element_spec(self) -> Any:

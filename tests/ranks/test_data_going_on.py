@@ -59,12 +59,6 @@ def fit(data: tf.data.Dataset, *callbacks: keras.callbacks.Callback) -> Recorded
     return model
 
 
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """One directory for all ranks."""
-    return Path(hvd.broadcast_object(str(tmp_path / "job")))
-
-
 def shuffled() -> tf.data.Dataset:
     """Divide and shuffle samples."""
     return hvd.shard(samples((BATCH * STEPS + 1) * hvd.size() - 1), BATCH, shuffle=True, seed=3)
