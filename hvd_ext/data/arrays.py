@@ -67,32 +67,20 @@ class _Arrays(Source):
         return f"row {number} of the arrays"
 
 
-def arrays(data: Any) -> Source:
-    """Take the rows of arrays as samples. An array that `np.memmap` or `np.load(mmap_mode="r")` gave stays in its file.
-
-    Args:
-        data: an array, or a nest (tuples, lists, dictionaries) of arrays that are equal in their first dimension.
-
-    Returns:
-        The source.
-
-    Raises:
-        InvalidError: it holds something else, no rows, or unequal numbers of rows.
-    """
-    return _Arrays(data)
-
-
 def as_source(value: Any) -> Source:
-    """Give what a user passed as a source: itself, or that of arrays.
+    """Give what a user passed as a source: itself, or one whose samples are the rows of arrays.
+
+    An array that `np.memmap` or `np.load(mmap_mode="r")` gave stays in its file.
 
     Args:
-        value: a source or arrays.
+        value: a source; an array, or a nest (tuples, lists, dictionaries) of arrays that are equal in their first
+            dimension.
 
     Returns:
         The source.
 
     Raises:
-        InvalidError: it is neither.
+        InvalidError: it is neither, or the arrays have no rows, or unequal numbers of rows.
     """
     if isinstance(value, Source):
         return value
@@ -106,7 +94,7 @@ def as_source(value: Any) -> Source:
             f"source ({os.fspath(value)!r}): say what lies there: hvd.data.folder(path), hvd.data.tfrecord(files) or "
             "hvd.data.tar(files)"
         )
-    return arrays(value)
+    return _Arrays(value)
 
 
 def _as_tuples(data: Any) -> Any:

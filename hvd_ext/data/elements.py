@@ -65,26 +65,12 @@ class Elements:
         self.dtypes: list[tf.DType] = []
         self.counts: list[int] = []
         self._parts: list[_Part] = []
-        for part in tf.nest.flatten(spec):
-            self._add(part, what)
-
-    def _add(self, spec: Any, what: str) -> None:
-        first = len(self.dtypes)
-        if isinstance(spec, tf.TensorSpec) and spec.shape.rank is None:
-            raise InvalidError(f"{what} ({spec}): must give tensors of a known rank; use tensor.set_shape(...)")
-        if not isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec) or spec.dtype in (
-            tf.variant,
-            tf.resource,
-        ):
-            raise InvalidError(f"{what} ({spec}): must give tensors, ragged tensors or sparse tensors")
-        if isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined():
-            self.dtypes.append(spec.dtype)
-            self.counts.append(math.prod(spec.shape))
-        else:
-            inner = tf.nest.flatten(spec, expand_composites=True)
-            self.dtypes += [tf.string] * len(inner)
-            self.counts += [1] * len(inner)
-        self._parts.append(_Part(spec, first, len(self.dtypes) - first))
+        for inner in tf.nest.flatten(spec):
+            _check(inner, what)
+            part = _Part(inner, len(self.dtypes), len(tf.nest.flatten(inner, expand_composites=True)))
+            self.dtypes += [inner.dtype] if part.fixed else [tf.string] * part.count
+            self.counts += [math.prod(inner.shape)] if part.fixed else [1] * part.count
+            self._parts.append(part)
 
     def described(self) -> list[str]:
         """Describe the structure and the parts of an element, for comparisons."""
@@ -236,6 +222,14 @@ class Elements:
             return self._batched(blank, places, number or 1, number is not None).element_spec
 
         return self._packed(fixed, varying)
+
+
+def _check(spec: Any, what: str) -> None:
+    if isinstance(spec, tf.TensorSpec) and spec.shape.rank is None:
+        raise InvalidError(f"{what} ({spec}): must give tensors of a known rank; use tensor.set_shape(...)")
+    kinds = tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec
+    if not isinstance(spec, kinds) or spec.dtype in (tf.variant, tf.resource):
+        raise InvalidError(f"{what} ({spec}): must give tensors, ragged tensors or sparse tensors")
 
 
 def _bytes_of(row: np.ndarray[Any, Any]) -> bytes:

@@ -139,7 +139,7 @@ def shard(
         part, length = _divided(data, lengths[0], job.rank, job.size, settings)
     else:
         part, length = _evened(data, lengths, job.rank, settings)
-    return _batches(part, length, settings, _shuffling(length, job.rank, settings))
+    return _batches(part, length, job.rank, settings)
 
 
 def _check(settings: dict[str, Any]) -> None:
@@ -315,12 +315,16 @@ def _shuffled_arrays(data: Any, lengths: list[Any], rank: int, settings: dict[st
         _check_steps(steps.number, settings["batch_size"], lengths[rank] if own else lengths[rank] // size)
     spec = tf.nest.map_structure(lambda array: rows.spec(array, steps.rows), data)
     arrays = tf.nest.flatten(data)
-    dense = [place for place, array in enumerate(arrays) if isinstance(array, np.ndarray)]
-    texts = {place: _of_text(arrays[place]) for place in dense}
-    takers = {place: rows.taker(array) for place, array in enumerate(arrays) if place not in texts}
+    # text as bytes, as TensorFlow has it; `tf.numpy_function` would take ASCII only
+    dense = {
+        place: np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
+        for place, array in enumerate(arrays)
+        if isinstance(array, np.ndarray)
+    }
+    takers = {place: rows.taker(array) for place, array in enumerate(arrays) if place not in dense}
 
     def take(numbers: np.ndarray) -> list[np.ndarray]:
-        return [array[numbers] for array in texts.values()]
+        return [array[numbers] for array in dense.values()]
 
     def read(numbers: tf.Tensor, *_: tf.Tensor) -> Any:
         specs = tf.nest.flatten(spec)
@@ -336,10 +340,12 @@ def _shuffled_arrays(data: Any, lengths: list[Any], rank: int, settings: dict[st
     return batches.with_options(untuned()).prefetch(tf.data.AUTOTUNE)
 
 
-def _batches(part: tf.data.Dataset, length: int | None, settings: dict[str, Any], shuffling: dict[str, int]) -> Any:
-    batch_size, steps = settings["batch_size"], settings["steps"]
-    if shuffling:
-        part = part.shuffle(**shuffling)
+def _batches(part: tf.data.Dataset, length: int | None, rank: int, settings: dict[str, Any]) -> Any:
+    batch_size, steps, shuffle = settings["batch_size"], settings["steps"], settings["shuffle"]
+    if shuffle:
+        held = BUFFER if shuffle is True else int(shuffle)
+        held = min(held, length) if length is not None and length >= 0 else held
+        part = part.shuffle(max(1, held), seed=settings["seed"] + rank)
     if steps is not None:
         part = part.repeat()  # before `batch`, so that all batches are full
     if batch_size is not None:
@@ -356,25 +362,9 @@ def _batches(part: tf.data.Dataset, length: int | None, settings: dict[str, Any]
     return part.prefetch(tf.data.AUTOTUNE)
 
 
-def _of_text(array: Any) -> Any:
-    """Make text bytes, as TensorFlow has it; `tf.numpy_function` would take ASCII only."""
-    return np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
-
-
 def _check_steps(number: int, batch_size: int | None, length: int) -> None:
     if number == 0:
         raise InvalidError(f"shard: batch_size ({batch_size}): must be at most {length}, the elements of each rank")
-
-
-def _shuffling(length: int | None, rank: int, settings: dict[str, Any]) -> dict[str, int]:
-    """Give the arguments of a data set's shuffle."""
-    shuffle = settings["shuffle"]
-    if not shuffle:
-        return {}
-    held = BUFFER if shuffle is True else int(shuffle)
-    if length is not None and length >= 0:
-        held = min(held, length)
-    return {"buffer_size": max(1, held), "seed": settings["seed"] + rank}
 
 
 def _tuples(data: Any) -> Any:

@@ -193,7 +193,7 @@ def test_arrays_in_files(tmp_path: Path, fuzzed: Any) -> None:
     rows = np.arange(60, dtype=np.int16).reshape(20, 3)
     np.save(path, rows)
     content = path.read_bytes()
-    source = arrays.arrays(np.load(path, mmap_mode="r"))
+    source = arrays.as_source(np.load(path, mmap_mode="r"))
     for draw in fuzzed:
         path.write_bytes(content[: draw.randrange(len(content))])
         with contextlib.suppress(tf.errors.DataLossError):
