@@ -185,24 +185,19 @@ class Elements:
         data = tf.data.Dataset.from_tensor_slices(tuple(strings)).map(lambda *texts: _parsed(parts, texts))
         if self._padding is None:
             return data.ragged_batch(number, drop_remainder=drop_remainder)
-        padding = self._padding
-        if tf.nest.is_nested(padding):
-            values = tf.nest.flatten(padding)
-            if len(values) != len(self._parts):
-                raise InvalidError(
-                    f"padding ({padding!r}): must be one value, or one for each of the {len(self._parts)} parts of an "
-                    "element"
-                )
-            chosen = [values[place] for place in places]
-        else:
-            chosen = [padding] * len(places)
+        padding, count = self._padding, len(self._parts)
+        values = tf.nest.flatten(padding) if tf.nest.is_nested(padding) else [padding] * count
+        if len(values) != count:
+            raise InvalidError(
+                f"padding ({padding!r}): must be one value, or one for each of the {count} parts of an element"
+            )
         return data.padded_batch(
             number,
             padding_values=tuple(
                 tf.cast(value, self._parts[place].spec.dtype)
                 if self._parts[place].spec.dtype != tf.string
                 else tf.constant(value if isinstance(value, str | bytes) else "")
-                for value, place in zip(chosen, places, strict=True)
+                for value, place in ((values[place], place) for place in places)
             ),
             drop_remainder=drop_remainder,
         )
