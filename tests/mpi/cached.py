@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -165,48 +164,15 @@ def hosts(disk: str, samples: int) -> None:
 
 
 def train(folder: str, disk: str) -> None:
-    """Begin to train, or go on, and die; the job that begins trains to the end too, with and without a crash."""
+    """Begin to train, or resume, and die; give the samples of all ranks in each step: (number, seed, seed)."""
     from hvd_ext.keras.checkpoint.callback import newest
-
-    hvd.init()
-    of = Path(folder)
-    begins = newest(of / "job") is None
-    # the batches that a job leaves out, two here, count for the crash
-    outcome: dict[str, Any] = {"steps": _trained(of / "job", disk, every=7 if begins else 4, crash=8 if begins else 7)}
-    if begins:
-        if hvd.rank() == 0:
-            shutil.copytree(of / "job", of / "same")
-        hvd.barrier()
-        weights: list[Any] = []
-        outcome["whole"] = _trained(None, disk, weights=weights)
-        outcome["same"] = _trained(of / "same", disk, every=100, weights=weights)
-        pairs = zip(*weights, strict=True)
-        outcome["equal"] = [np.any(whole) and np.array_equal(whole, same) for whole, same in pairs]
-        outcome["equal"] = list(map(bool, outcome["equal"]))
-    result(outcome)
-
-
-def _trained(
-    directory: Path | None, disk: str, every: int = 0, crash: int = 0, weights: list[Any] | None = None
-) -> list[list[Any]]:
-    """Train three epochs, from the newest checkpoint, with a crash after so many steps if any are left.
-
-    Returns:
-        Of each step the samples of all ranks: (number, seed, seed).
-    """
-    from hvd_ext.keras.checkpoint.callback import Checkpoint
-    from tests.ranks.test_checkpoint import Crash, CrashError
-    from tests.ranks.test_data_going_on import Recorded, samples
-    from tests.ranks.training import values
-
-    rows: list[Any] = []
+    from tests.ranks.test_data_going_on import Recorded, of_all_ranks, samples
 
     class Seeded(Recorded):
         """Writes down the seeds of samples too."""
 
-        def train_step(self, data: Any) -> Any:
-            rows.append(data[0].numpy().tolist())
-            return super().train_step(data)
+        def noted(self, x: np.ndarray) -> list[Any]:
+            return x.tolist()
 
     def load(x: tf.Tensor, y: tf.Tensor) -> Any:
         return tf.concat([[decoded(x[0])], x[1:]], 0), y
@@ -215,22 +181,14 @@ def _trained(
         x, y = sample
         return tf.concat([x[:, :1], tf.cast(seeds, tf.float32) / 2.0**31], 1), y
 
+    hvd.init()
     # the batch of all ranks together is always 8; 43 samples are more than 5 steps on any number of ranks
     cache = hvd.DataCache("trained", samples(43), load, memory="1MB", disk=disk, progress=False)
     data = cache.dataset(8 // hvd.size(), shuffle=True, seed=3, drop_remainder=True, keys=True).map(seeded)
-    callbacks: list[Any] = [Crash(crash)] if crash else []
-    if directory is not None:
-        callbacks.append(Checkpoint(directory, every=None, every_steps=every))
-    made = Seeded()
-    try:
-        made.fit(data, epochs=3, verbose=0, shuffle=False, callbacks=hvd.callbacks.synchronized(callbacks))
-    except CrashError:
-        assert crash
-    if weights is not None:
-        weights.append(values([*made.weights, *made.optimizer.variables]))
+    # the batches that a job leaves out, two here, count for the crash
+    every, crash = (7, 8) if newest(Path(folder)) is None else (4, 7)
+    result(of_all_ranks(Seeded(), data, Path(folder), every, crash))
     cache.close()
-    ranks = hvd.allgather_object(rows)
-    return [[row for own in step for row in own] for step in zip(*ranks, strict=True)]
 
 
 TASKS = {task.__name__: task for task in (fill, together, later, grouped, hosts, train)}  # type: dict[str, Callable[..., None]]

@@ -254,54 +254,19 @@ def test_each_host_has_memory_and_a_folder_of_its_own_with_its_own_part(tmp_path
     assert sorted(noted(folder, "decoded")) == list(range(samples))
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, dict[str, Any]], Path]:
-    """What jobs of 4, 2 and 1 ranks have trained on, each from where the one before was stopped."""
-    path = tmp_path_factory.mktemp("trained")
-    found = {}
-    for ranks in (4, 2, 1):
-        folder = path / f"{ranks} ranks"
-        started(folder, "train", ranks, folder=str(path), disk=str(path / "disk")).must_succeed()
-        found[ranks] = result(folder)
-    return found, path
-
-
-def numbers_of(steps: list[Any]) -> list[list[int]]:
-    return [sorted(int(row[0]) for row in step) for step in steps]
-
-
-def seeds_of(steps: list[Any], first: int) -> dict[tuple[int, int], tuple[float, float]]:
-    """The seeds of each sample in each epoch of 5 steps."""
-    return {((first + at) // 5, int(row[0])): tuple(row[1:]) for at, step in enumerate(steps) for row in step}
-
-
-def test_training_that_was_stopped_goes_on_bit_for_bit_on_as_many_ranks(
-    trained: tuple[dict[int, dict[str, Any]], Path],
-) -> None:
-    first = trained[0][4]
-    assert len(first["whole"]) == 15
-    assert first["steps"] == first["whole"][:8]
-    assert first["same"] == first["whole"][7:]  # saved after 7 steps
-    assert len(first["equal"]) > 2
-    assert all(first["equal"])
-
-
-def test_on_any_number_of_ranks_each_step_has_the_same_samples_with_the_same_seeds(
-    trained: tuple[dict[int, dict[str, Any]], Path],
-) -> None:
-    found, path = trained
+def test_on_any_number_of_ranks_each_step_has_the_same_samples_with_the_same_seeds(tmp_path: Path) -> None:
+    """Jobs of 4, 2 and 1 ranks train in turn, each from where the one before was stopped."""
     wanted = []
     for epoch in range(3):
         numbers = order.numbers(np.arange(5 * 8), seed=3, epoch=epoch, samples=43, parts=4)
-        wanted += [sorted(step) for step in numbers.reshape(5, 8).tolist()]
-    whole = found[4]["whole"]
-    assert numbers_of(whole) == wanted
-    seeds = seeds_of(whole, 0)
-    assert len(set(seeds.values())) == len(seeds) == 15 * 8
-    for ranks, begin, end in ((2, 7, 12), (1, 11, 15)):
-        steps = found[ranks]["steps"]
-        assert numbers_of(steps) == wanted[begin:end]
-        own = seeds_of(steps, begin)
-        assert own == {key: seeds[key] for key in own}
-        # what the first job has decoded is on the disk
-        assert not set(noted(path / "4 ranks", "decoded")) & set(noted(path / f"{ranks} ranks", "decoded"))
+        seeds = order.seeds(numbers, seed=3, epoch=epoch).astype(np.float32) / 2.0**31
+        rows = np.concatenate([numbers[:, None], seeds], 1).reshape(5, 8, 3)
+        wanted += [sorted(step) for step in rows.tolist()]
+    decoded: list[int] = []
+    for ranks, begin, end in ((4, 0, 8), (2, 7, 12), (1, 11, 15)):
+        folder = tmp_path / f"{ranks} ranks"
+        started(folder, "train", ranks, folder=str(tmp_path / "job"), disk=str(tmp_path / "disk")).must_succeed()
+        assert [sorted(step) for step in result(folder)] == wanted[begin:end]
+        # what an earlier job has decoded is on the disk
+        assert not set(noted(folder, "decoded")).intersection(decoded)
+        decoded += noted(folder, "decoded")
