@@ -31,30 +31,26 @@ class _Arrays(Source):
             raise InvalidError("arrays: they must have at least one row; they have none")
         shapes = ", ".join(f"{array.dtype} {array.shape}" for array in self._flat)
         self.words = f"arrays: {shapes}"
+        self.digest, self.contents = self._digests()
 
     samples = property(lambda self: self._samples)
 
-    @functools.cached_property
     def _digests(self) -> tuple[str, str]:
+        """Give the digests with and without the times of change of files."""
         structure = repr(tf.nest.map_structure(lambda array: None, self._arrays))
         dated, undated = [structure], [structure]
         for array in self._flat:
             described = f"{array.dtype.str} {array.shape}"
             file = _file_of(array)
-            state = None if file is None else os.stat(file[0])
             if file is None:
-                bytes_ = digest_of(_hashed(array), described)
-                dated.append(bytes_)
-                undated.append(bytes_)
+                undated.append(digest_of(_hashed(array), described))
+                dated.append(undated[-1])
             else:  # an array in a file may be larger than memory: its file stands for its bytes
-                assert state is not None
+                state = os.stat(file[0])
                 place = (described, os.path.basename(file[0]), file[1], state.st_size)
                 dated.append(digest_of(hashlib.sha256(), *place, state.st_mtime_ns))
                 undated.append(digest_of(hashlib.sha256(), *place))
         return digest_of(hashlib.sha256(), *dated), digest_of(hashlib.sha256(), *undated)
-
-    digest = property(lambda self: self._digests[0])
-    contents = property(lambda self: self._digests[1])
 
     @property
     def element_spec(self) -> Any:
@@ -71,32 +67,20 @@ class _Arrays(Source):
         return f"row {number} of the arrays"
 
 
-def arrays(data: Any) -> Source:
-    """Take the rows of arrays as samples. An array that `np.memmap` or `np.load(mmap_mode="r")` gave stays in its file.
-
-    Args:
-        data: an array, or a nest (tuples, lists, dictionaries) of arrays that are equal in their first dimension.
-
-    Returns:
-        The source.
-
-    Raises:
-        InvalidError: it holds something else, no rows, or unequal numbers of rows.
-    """
-    return _Arrays(data)
-
-
 def as_source(value: Any) -> Source:
-    """Give what a user passed as a source: itself, or that of arrays.
+    """Give what a user passed as a source: itself, or one whose samples are the rows of arrays.
+
+    An array that `np.memmap` or `np.load(mmap_mode="r")` gave stays in its file.
 
     Args:
-        value: a source or arrays.
+        value: a source; an array, or a nest (tuples, lists, dictionaries) of arrays that are equal in their first
+            dimension.
 
     Returns:
         The source.
 
     Raises:
-        InvalidError: it is neither.
+        InvalidError: it is neither, or the arrays have no rows, or unequal numbers of rows.
     """
     if isinstance(value, Source):
         return value
@@ -110,7 +94,7 @@ def as_source(value: Any) -> Source:
             f"source ({os.fspath(value)!r}): say what lies there: hvd.data.folder(path), hvd.data.tfrecord(files) or "
             "hvd.data.tar(files)"
         )
-    return arrays(value)
+    return _Arrays(value)
 
 
 def _as_tuples(data: Any) -> Any:

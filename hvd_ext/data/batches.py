@@ -27,9 +27,8 @@ def is_batched(data: tf.data.Dataset) -> bool | None:
         None where neither tells, as after `from_generator`.
     """
     batched = _made_of_batches(data)
-    if batched is None and any(spec.shape.rank == 0 for spec in tf.nest.flatten(data.element_spec) if _has_rank(spec)):
-        return False
-    return batched
+    ranks = [getattr(getattr(spec, "shape", None), "rank", None) for spec in tf.nest.flatten(data.element_spec)]
+    return False if batched is None and 0 in ranks else batched
 
 
 def is_py_dataset(data: Any) -> bool:
@@ -165,7 +164,3 @@ def _made_of_batches(data: Any) -> bool | None:
         return None  # what its function makes
     batched = [_made_of_batches(source) for source in data._inputs()]
     return True if True in batched else None if None in batched or not batched else False
-
-
-def _has_rank(spec: Any) -> bool:
-    return getattr(getattr(spec, "shape", None), "rank", None) is not None

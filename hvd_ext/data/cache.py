@@ -113,7 +113,7 @@ class DataCache:
         limits: dict[str, Any] = {}
 
         def prepare() -> dict[str, Any]:
-            _check(name, on_error, retries, threads, version)
+            _check(on_error, retries, threads, version)
             limits["memory"] = store.nbytes_of(memory, "memory", store.free_memory)
             limits["limit"] = store.nbytes_of(disk_limit, "disk_limit")
             self._source = arrays.as_source(source)
@@ -185,24 +185,16 @@ class DataCache:
         first = self._disk is None or process.local_rank() == 0
         mine: dict[str, Any] = {}
 
-        def now() -> None:
-            mine.update(prepare())
-
         def begun() -> dict[str, Any]:
             if first:
-                now()
+                mine.update(prepare())
             return {"name (all ranks must open their caches in the same order)": self.name}
 
         # one name for all caches: ranks that open different ones meet and raise
         names = consensus.exchange(self._engine, "DataCache", begun)
         consensus.check_same("DataCache", names, self._engine.ranks)
-
-        def settings() -> dict[str, Any]:
-            if not mine:
-                now()
-            return mine
-
-        consensus.check_same(subject, consensus.exchange(self._engine, subject, settings), self._engine.ranks)
+        settings = consensus.exchange(self._engine, subject, lambda: mine or prepare())
+        consensus.check_same(subject, settings, self._engine.ranks)
 
     def _prepare(self, on_error: str, retries: int, version: str) -> None:
         """Trace load, and say what the cache is of."""
@@ -475,7 +467,7 @@ class DataCache:
         self.close()
         for path in (self._folder, self._kept):
             if path is not None and path.exists():
-                store.Found(path, self.name, self._digest[:16], {}).clear()
+                store.Found(path, self.name, self._digest[:16]).clear()
 
     def close(self) -> None:
         """Give this rank's hold of the memory back; data sets of the cache cannot be read any more."""
@@ -518,7 +510,7 @@ def _without_rank(spec: Any) -> bool:
     return isinstance(spec, tf.TensorSpec) and spec.shape.rank is None
 
 
-def _check(name: str, on_error: object, retries: object, threads: object, version: object) -> None:
+def _check(on_error: object, retries: object, threads: object, version: object) -> None:
     if on_error not in ON_ERROR:
         raise InvalidError(f"on_error ({on_error!r}): must be one of {', '.join(ON_ERROR)}")
     check_whole("retries", retries, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,26 +65,12 @@ class Elements:
         self.dtypes: list[tf.DType] = []
         self.counts: list[int] = []
         self._parts: list[_Part] = []
-        for part in tf.nest.flatten(spec):
-            self._add(part, what)
-
-    def _add(self, spec: Any, what: str) -> None:
-        first = len(self.dtypes)
-        if isinstance(spec, tf.TensorSpec) and spec.shape.rank is None:
-            raise InvalidError(f"{what} ({spec}): must give tensors of a known rank; use tensor.set_shape(...)")
-        if not isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec) or spec.dtype in (
-            tf.variant,
-            tf.resource,
-        ):
-            raise InvalidError(f"{what} ({spec}): must give tensors, ragged tensors or sparse tensors")
-        if isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined():
-            self.dtypes.append(spec.dtype)
-            self.counts.append(math.prod(spec.shape))
-        else:
-            inner = tf.nest.flatten(spec, expand_composites=True)
-            self.dtypes += [tf.string] * len(inner)
-            self.counts += [1] * len(inner)
-        self._parts.append(_Part(spec, first, len(self.dtypes) - first))
+        for inner in tf.nest.flatten(spec):
+            _check(inner, what)
+            part = _Part(inner, len(self.dtypes), len(tf.nest.flatten(inner, expand_composites=True)))
+            self.dtypes += [inner.dtype] if part.fixed else [tf.string] * part.count
+            self.counts += [math.prod(inner.shape)] if part.fixed else [1] * part.count
+            self._parts.append(part)
 
     def described(self) -> list[str]:
         """Describe the structure and the parts of an element, for comparisons."""
@@ -156,54 +142,62 @@ class Elements:
         Returns:
             The batch, a nest as `spec` has it.
         """
-        values: list[Any] = [None] * len(self._parts)
-        varying = [place for place, part in enumerate(self._parts) if not part.fixed]
-        for place, part in enumerate(self._parts):
-            if part.fixed:
-                first = tf.shape(rows[part.first])[0] if number is None else number  # elements may have no values
-                values[place] = tf.ensure_shape(
-                    tf.reshape(rows[part.first], [first, *part.spec.shape]), [number, *part.spec.shape]
-                )
-        if varying:
-            for place, value in zip(varying, self._varying(rows, varying, number), strict=True):
-                values[place] = value
-        return tf.nest.pack_sequence_as(self.spec, values)
 
-    def _varying(self, rows: Sequence[tf.Tensor], places: list[int], number: int | None) -> tuple[Any, ...]:
-        parts = [self._parts[place] for place in places]
-        strings = tuple(
-            tuple(tf.reshape(rows[part.first + index], [-1]) for index in range(part.count)) for part in parts
-        )
-        data = tf.data.Dataset.from_tensor_slices(strings).map(lambda *texts: _parsed(parts, texts))
-        batched = self._batched(data, places, tf.shape(strings[0][0], tf.int64)[0], False)
-        values: tuple[Any, ...] = batched.get_single_element()
-        if number is not None:
+        def fixed(part: _Part) -> tf.Tensor:
+            first = tf.shape(rows[part.first])[0] if number is None else number  # elements may have no values
+            shape = part.spec.shape
+            return tf.ensure_shape(tf.reshape(rows[part.first], [first, *shape]), [number, *shape])
+
+        def varying(places: list[int]) -> tuple[Any, ...]:
+            strings = [
+                tuple(tf.reshape(rows[part.first + index], [-1]) for index in range(part.count))
+                for part in (self._parts[place] for place in places)
+            ]
+            batched = self._batched(strings, places, tf.shape(strings[0][0], tf.int64)[0])
+            values: tuple[Any, ...] = batched.get_single_element()
             for value in values:
-                if isinstance(value, tf.Tensor):
+                if number is not None and isinstance(value, tf.Tensor):
                     value.set_shape([number, *value.shape[1:]])
-        return values
+            return values
 
-    def _batched(self, data: tf.data.Dataset, places: list[int], number: Any, drop_remainder: bool) -> tf.data.Dataset:
+        return self._packed(fixed, varying)
+
+    def _packed(self, fixed: Callable[[_Part], Any], varying: Callable[[list[int]], Iterable[Any]]) -> Any:
+        """Make a nest of what `fixed` gives for each part, and `varying` for the places of all others at once."""
+        places = [place for place, part in enumerate(self._parts) if not part.fixed]
+        values = iter(varying(places) if places else ())
+        return tf.nest.pack_sequence_as(
+            self.spec, [fixed(part) if part.fixed else next(values) for part in self._parts]
+        )
+
+    def _batched(
+        self, strings: Sequence[tuple[tf.Tensor, ...]], places: list[int], number: Any, drop_remainder: bool = False
+    ) -> tf.data.Dataset:
+        """Batch tensors of varying shape.
+
+        Args:
+            strings: for each of them its serialised dense parts, string [n].
+            places: of them among the parts of an element.
+            number: of elements in a batch.
+            drop_remainder: drop a smaller batch, so that number is known.
+        """
+        parts = [self._parts[place] for place in places]
+        data = tf.data.Dataset.from_tensor_slices(tuple(strings)).map(lambda *texts: _parsed(parts, texts))
         if self._padding is None:
             return data.ragged_batch(number, drop_remainder=drop_remainder)
-        padding = self._padding
-        if tf.nest.is_nested(padding):
-            values = tf.nest.flatten(padding)
-            if len(values) != len(self._parts):
-                raise InvalidError(
-                    f"padding ({padding!r}): must be one value, or one for each of the {len(self._parts)} parts of an "
-                    "element"
-                )
-            chosen = [values[place] for place in places]
-        else:
-            chosen = [padding] * len(places)
+        padding, count = self._padding, len(self._parts)
+        values = tf.nest.flatten(padding) if tf.nest.is_nested(padding) else [padding] * count
+        if len(values) != count:
+            raise InvalidError(
+                f"padding ({padding!r}): must be one value, or one for each of the {count} parts of an element"
+            )
         return data.padded_batch(
             number,
             padding_values=tuple(
                 tf.cast(value, self._parts[place].spec.dtype)
                 if self._parts[place].spec.dtype != tf.string
                 else tf.constant(value if isinstance(value, str | bytes) else "")
-                for value, place in zip(chosen, places, strict=True)
+                for value, place in ((values[place], place) for place in places)
             ),
             drop_remainder=drop_remainder,
         )
@@ -214,19 +208,23 @@ class Elements:
         Args:
             number: of its elements; None where it varies.
         """
-        specs: list[Any] = [None] * len(self._parts)
-        varying = [place for place, part in enumerate(self._parts) if not part.fixed]
-        for place, part in enumerate(self._parts):
-            if part.fixed:
-                specs[place] = tf.TensorSpec([number, *part.spec.shape], part.spec.dtype)
-        if varying:
-            parts = [self._parts[place] for place in varying]
-            blank = tuple(tuple(tf.constant([""]) for _ in range(part.count)) for part in parts)
-            data = tf.data.Dataset.from_tensor_slices(blank).map(lambda *texts: _parsed(parts, texts))
-            batched = self._batched(data, varying, number or 1, number is not None)
-            for place, value in zip(varying, batched.element_spec, strict=True):
-                specs[place] = value
-        return tf.nest.pack_sequence_as(self.spec, specs)
+
+        def fixed(part: _Part) -> tf.TensorSpec:
+            return tf.TensorSpec([number, *part.spec.shape], part.spec.dtype)
+
+        def varying(places: list[int]) -> Any:
+            blank = [(tf.constant([""]),) * self._parts[place].count for place in places]
+            return self._batched(blank, places, number or 1, number is not None).element_spec
+
+        return self._packed(fixed, varying)
+
+
+def _check(spec: Any, what: str) -> None:
+    if isinstance(spec, tf.TensorSpec) and spec.shape.rank is None:
+        raise InvalidError(f"{what} ({spec}): must give tensors of a known rank; use tensor.set_shape(...)")
+    kinds = tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec
+    if not isinstance(spec, kinds) or spec.dtype in (tf.variant, tf.resource):
+        raise InvalidError(f"{what} ({spec}): must give tensors, ragged tensors or sparse tensors")
 
 
 def _bytes_of(row: np.ndarray[Any, Any]) -> bytes:

@@ -87,14 +87,14 @@ class Filling:
             self._write(f"{records:,} of {self._expected:,} samples, {_size(nbytes)}, {rate}")
         self._next = now + _LOOK_S
         if ended:
-            self._end(records, nbytes, takes)
+            self._stop()
+            full = "" if takes or records >= self._expected else f" of {self._expected:,}, and no room for more"
+            self._write(f"{records:,} samples{full}, {_size(nbytes)} in {time.monotonic() - self._begun:.1f} s")
 
-    def _end(self, records: int, nbytes: int, takes: bool) -> None:
+    def _stop(self) -> None:
         self._done = True
         if self._bar is not None:
             self._bar.stop()
-        full = "" if takes or records >= self._expected else f" of {self._expected:,}, and no room for more"
-        self._write(f"{records:,} samples{full}, {_size(nbytes)} in {time.monotonic() - self._begun:.1f} s")
 
     def _write(self, words: str) -> None:
         # what stands in this line of a terminal is Keras' bar, which comes again with the next step
@@ -103,9 +103,7 @@ class Filling:
     def close(self) -> None:
         """Take the bar away."""
         with self._lock:
-            self._done = True
-            if self._bar is not None:
-                self._bar.stop()
+            self._stop()
 
 
 def _size(nbytes: int) -> str:

@@ -58,13 +58,13 @@ def of_function(function: Any, version: str = "") -> str:
     known: dict[str, str] = {}
     for name, index in names.items():
         if name in captured:
-            known[name] = _digest("captured", digests.value(captured[name], function))
+            known[name] = of_parts("captured", digests.value(captured[name], function))
         else:
-            known[name] = _digest("argument", index)
+            known[name] = of_parts("argument", index)
     results = [digests.tensor(f"{tensor.op.name}:{tensor.value_index}", nodes, known) for tensor in graph.outputs]
     # what is done for its effect alone
     controls = sorted(digests.node(operation.name, nodes, known) for operation in graph.control_outputs)
-    return _digest("function", results, controls, repr(function.structured_outputs), version)
+    return of_parts("function", results, controls, repr(function.structured_outputs), version)
 
 
 class _Graph:
@@ -77,9 +77,9 @@ class _Graph:
     def tensor(self, name: str, nodes: Mapping[str, Any], known: dict[str, str]) -> str:
         """Digest a tensor, which is called "node", "node:0", "node:output:0" or, as a control input, "^node"."""
         if name.startswith("^"):
-            return _digest("control", self.node(name[1:], nodes, known))
+            return of_parts("control", self.node(name[1:], nodes, known))
         node, _, output = name.partition(":")
-        return _digest("output", self.node(node, nodes, known), output or "0")
+        return of_parts("output", self.node(node, nodes, known), output or "0")
 
     def node(self, name: str, nodes: Mapping[str, Any], known: dict[str, str]) -> str:
         """Digest a node; on a stack of our own, because graphs are deeper than Python's."""
@@ -97,7 +97,7 @@ class _Graph:
             stack.pop()
             data = [self.tensor(text, nodes, known) for text in node.input if not text.startswith("^")]
             control = sorted(self.tensor(text, nodes, known) for text in node.input if text.startswith("^"))
-            known[at] = _digest(node.op, self._call(node), self._attributes(node), data, control)
+            known[at] = of_parts(node.op, self._call(node), self._attributes(node), data, control)
         return known[name]
 
     def _call(self, node: Any) -> str:
@@ -121,27 +121,27 @@ class _Graph:
         kind = value.WhichOneof("value")
         if kind == "func":
             inner = [[key, self.attribute(value.func.attr[key])] for key in sorted(value.func.attr)]
-            return _digest("func", self.function(value.func.name), inner)
+            return of_parts("func", self.function(value.func.name), inner)
         if kind == "tensor":
             return _array_digest(tf.make_ndarray(value.tensor))
         if kind == "list":
             inside = [self.function(function.name) for function in value.list.func]
             if inside:
-                return _digest("functions", inside)
-        return _digest(kind, value.SerializeToString(deterministic=True).hex())
+                return of_parts("functions", inside)
+        return of_parts(kind, value.SerializeToString(deterministic=True).hex())
 
     def function(self, name: str) -> str:
         """Digest a function of the graph's library."""
         if name not in self._library:
-            return _digest("op", name)
+            return of_parts("op", name)
         if name not in self._functions:
             self._functions[name] = "recursive"
             definition = self._library[name]
             nodes = {node.name: node for node in definition.node_def}
-            known = {arg.name: _digest("argument", index) for index, arg in enumerate(definition.signature.input_arg)}
+            known = {arg.name: of_parts("argument", index) for index, arg in enumerate(definition.signature.input_arg)}
             results = [self.tensor(definition.ret[arg.name], nodes, known) for arg in definition.signature.output_arg]
             controls = sorted(self.node(target, nodes, known) for target in definition.control_ret.values())
-            self._functions[name] = _digest("function", results, controls)
+            self._functions[name] = of_parts("function", results, controls)
         return self._functions[name]
 
     def value(self, tensor: Any, function: Any) -> str:
@@ -152,12 +152,12 @@ class _Graph:
             return _array_digest(tensor.numpy())
         for variable in function.graph.variables:
             if variable.handle is tensor:
-                return _digest("variable", _array_digest(variable.numpy()))
+                return of_parts("variable", _array_digest(variable.numpy()))
         table = _table(tensor, function)
         if table is not None:
             return table
         if self._version:
-            return _digest("resource")
+            return of_parts("resource")
         raise InvalidError(
             f"load (a captured {tensor.dtype.name}): its value cannot be known, so that a change would not be seen; "
             "give version=, a word that you change whenever the data must be loaded again"
@@ -192,7 +192,7 @@ def of_graph(graph: Any, version: str = "") -> str:
     nodes = {node.name: node for node in graph.node}
     known: dict[str, str] = {}
     results = [digests.node(node.name, nodes, known) for node in graph.node if node.op == "_Retval"]
-    return _digest("graph", results, version)
+    return of_parts("graph", results, version)
 
 
 def of_parts(*parts: Any) -> str:
@@ -204,7 +204,7 @@ def of_parts(*parts: Any) -> str:
     Returns:
         64 hexadecimal digits.
     """
-    return _digest(*parts)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def _node_of(text: str) -> str:
@@ -222,7 +222,7 @@ def _table(tensor: Any, function: Any) -> str | None:
                 table_handle=tensor, Tkeys=operation.get_attr("Tin"), Tvalues=operation.get_attr("Tout")
             )
             pairs = zip(keys.numpy().tolist(), values.numpy().tolist(), strict=True)
-            return _digest("table", sorted(map(repr, pairs)))
+            return of_parts("table", sorted(map(repr, pairs)))
     return None
 
 
@@ -263,27 +263,27 @@ class _Code:
             return "recursive"
         if isinstance(value, types.CodeType):
             constants = [self.digest(item, seen) for item in value.co_consts]
-            return _digest("code", value.co_code.hex(), constants, list(value.co_names), list(value.co_varnames))
+            return of_parts("code", value.co_code.hex(), constants, list(value.co_names), list(value.co_varnames))
         if isinstance(value, type(None) | bool | int | float | complex | str | bytes):
-            return _digest(type(value).__name__, repr(value))
+            return of_parts(type(value).__name__, repr(value))
         if isinstance(value, np.ndarray | np.generic):
             return _array_digest(np.asarray(value))
         if isinstance(value, tuple | list):
-            return _digest(type(value).__name__, [self.digest(item, seen) for item in value])
+            return of_parts(type(value).__name__, [self.digest(item, seen) for item in value])
         if isinstance(value, set | frozenset):  # their order is that of this process alone
-            return _digest("set", sorted(self.digest(item, seen) for item in value))
+            return of_parts("set", sorted(self.digest(item, seen) for item in value))
         if isinstance(value, dict):
             pairs = [[self.digest(key, seen), self.digest(item, seen)] for key, item in value.items()]
-            return _digest("dict", sorted(pairs))
+            return of_parts("dict", sorted(pairs))
         seen = seen | {id(value)}
         if inspect.ismethod(value):
             owner = self.digest(value.__self__, seen, called=True)
-            return _digest("method", self._method(type(value.__self__), value.__func__, seen), owner)
+            return of_parts("method", self._method(type(value.__self__), value.__func__, seen), owner)
         if isinstance(value, types.FunctionType):
             return self._function(value, seen)  # a decorator's: what it decorates is in its closure
         partial = [getattr(value, name, None) for name in ("func", "args", "keywords")]
         if callable(partial[0]):
-            return _digest("partial", [self.digest(item, seen) for item in partial])
+            return of_parts("partial", [self.digest(item, seen) for item in partial])
         kind = type(value)
         attributes = (
             vars(value) if hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType) else {}
@@ -298,7 +298,7 @@ class _Code:
         named = isinstance(value, type | types.ModuleType)
         words = value.__name__ if named else f"{kind.__module__}.{kind.__qualname__}"
         call = self._method(kind, inspect.getattr_static(kind, "__call__", None), seen)
-        return _digest("object", words, call, self.digest(state, seen))
+        return of_parts("object", words, call, self.digest(state, seen))
 
     def _method(self, kind: type, function: Any, seen: set[int]) -> str:
         """Digest a function of a class, with the functions and plain values of the class that it uses."""
@@ -313,7 +313,7 @@ class _Code:
                 used[name] = self._method(kind, value, seen)
             elif _plain(value):
                 used[name] = value
-        return _digest(self._function(function, seen), self.digest(used, seen))
+        return of_parts(self._function(function, seen), self.digest(used, seen))
 
     def _function(self, function: Any, seen: set[int]) -> str:
         code = function.__code__
@@ -330,7 +330,7 @@ class _Code:
             except ValueError:  # not bound yet
                 continue
         inner = [code, function.__defaults__, function.__kwdefaults__, used, cells]
-        return _digest("python", [self.digest(item, seen) for item in inner])
+        return of_parts("python", [self.digest(item, seen) for item in inner])
 
 
 def _plain(value: Any) -> bool:
@@ -361,7 +361,3 @@ def _array_digest(value: Any) -> str:
     else:
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
-
-
-def _digest(*parts: Any) -> str:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()

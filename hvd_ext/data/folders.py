@@ -32,7 +32,7 @@ class _Folder(Source):
         tails: list[bytes] = []  # ... and at their end
         first, middles, lengths, classes = [0], list[bytes](), array("q"), list[int]()
         dated, names_alone = hashlib.sha256(), hashlib.sha256()
-        self.class_names = _class_names(path) if labels else []
+        self.class_names = [entry.name for entry in _entries(path) if _is_folder(entry)] if labels else []
         numbers = {name: number for number, name in enumerate(self.class_names)}
         others: Counter[str] = Counter()
         for within, entries in _walk(path, pattern, others):
@@ -68,12 +68,10 @@ class _Folder(Source):
         self._samples = len(lengths)
         dated.update(names_alone.digest())
         described = (pattern, labels, self.class_names)  # a folder without files shifts the labels of others
-        self._contents, self._digest = digest_of(names_alone, *described), digest_of(dated, *described)
+        self.contents, self.digest = digest_of(names_alone, *described), digest_of(dated, *described)
         self.words = f"folder {path}: {self._samples:,} files{self.left_out and f'; {self.left_out}'}"
 
     samples = property(lambda self: self._samples)
-    digest = property(lambda self: self._digest)
-    contents = property(lambda self: self._contents)
 
     @property
     def element_spec(self) -> Any:
@@ -134,10 +132,6 @@ def folder(path: str | os.PathLike[str], pattern: str = "*", *, labels: bool = T
     if not os.path.isdir(where):
         raise InvalidError(f"folder ({where}): there is no such folder")
     return _Folder(where, pattern, labels)
-
-
-def _class_names(path: str) -> list[str]:
-    return [entry.name for entry in _entries(path) if _is_folder(entry)]
 
 
 def _walk(root: str, pattern: str, left_out: Counter[str]) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:

@@ -190,7 +190,11 @@ class Loader:
         for step in range(1, min(count, OTHERS + 1)):
             other = number % parts + (at + step) % count * parts
             try:
-                self._found_or_loaded(load, other, place)
+                rows, missing, pending = self._lookup(np.array([other]), wait=False)
+                if len(missing) or len(pending):
+                    self._many(tf.constant([load, place, other], tf.int64))
+                else:
+                    self._give_rows(load, np.array([place]), rows)
             except tf.errors.CancelledError:
                 raise
             except tf.errors.OpError:
@@ -202,16 +206,9 @@ class Loader:
             f"{words}; none of the {min(count - 1, OTHERS)} samples behind it could be loaded in its place either"
         )
 
-    def _found_or_loaded(self, load: int, number: int, place: int) -> None:
-        rows, missing, pending = self._lookup(np.array([number]), wait=False)
-        if len(missing) or len(pending):
-            self._many(tf.constant([load, place, number], tf.int64))
-        else:
-            self._give_rows(load, np.array([place]), rows)
-
-    def _count(self, what: str, number: int = 1) -> None:
+    def _count(self, what: str) -> None:
         with self._lock:
-            self.counts[what] += number
+            self.counts[what] += 1
 
 
 # the loaders of this process's caches, by their numbers

@@ -84,8 +84,6 @@ class About(ctypes.Structure):
 
 _i32, _i64, _text, _memory = ctypes.c_int32, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p
 _i32s, _i64s = ctypes.POINTER(_i32), ctypes.POINTER(_i64)
-# what is called during a verification, with the numbers looked at so far and in all; 0 ends it
-PROGRESS = ctypes.CFUNCTYPE(_i32, _i64, _i64)
 # HvdExtCacheLoad: cache, numbers, how many are missing and how many pending, parts, the number of the load
 LOAD = ctypes.CFUNCTYPE(None, _i64, _i64s, _i64, _i64, _i64, _i64)
 
@@ -105,7 +103,7 @@ SIGNATURES: dict[str, tuple[type, list[type]]] = {
     "hvd_ext_cache_fail": (ctypes.c_int, [_i64, _i32, _text]),
     "hvd_ext_cache_statistics": (ctypes.c_int, [_i64, ctypes.POINTER(Statistics)]),
     "hvd_ext_cache_warning": (_text, [_i64]),
-    "hvd_ext_cache_verify": (ctypes.c_int, [_i64, PROGRESS, _i64s]),
+    "hvd_ext_cache_verify": (ctypes.c_int, [_i64, _memory, _i64s]),
     "hvd_ext_cache_about": (ctypes.c_int, [_text, ctypes.POINTER(About)]),
     "hvd_ext_cache_free_memory": (ctypes.c_int, [_text, _i64s]),
     "hvd_ext_cache_crc32c": (ctypes.c_uint32, [ctypes.c_uint32, _memory, _i64]),
@@ -195,6 +193,7 @@ def ops() -> Any:
         NativeLibraryError: the library is missing, does not load, or its ops are there already from another file.
     """
     import tensorflow as tf
+    from tensorflow.python.framework import op_def_registry
 
     versions.check("tensorflow", tf.__version__)
     load()
@@ -203,7 +202,7 @@ def ops() -> Any:
             f"the data cache's TensorFlow ops ({OPS}) are missing: they were not built, or without TensorFlow; "
             f"{REBUILD_HINT}"
         )
-    there = [name for name in NAMES if _registered(name)]
+    there = [name for name in NAMES if op_def_registry.get(name) is not None]
     if there:  # TensorFlow would end the process
         raise NativeLibraryError(
             f"the data cache's TensorFlow ops ({OPS}): this process has {there[0]} already, from another file; "
@@ -216,12 +215,6 @@ def ops() -> Any:
             f"the data cache's TensorFlow ops ({OPS}) do not load into TensorFlow {tf.__version__}: {error}; "
             f"{REBUILD_HINT}"
         ) from None
-
-
-def _registered(name: str) -> bool:
-    from tensorflow.python.framework import op_def_registry
-
-    return op_def_registry.get(name) is not None
 
 
 def epoch_order(

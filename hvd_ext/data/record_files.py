@@ -53,14 +53,11 @@ class RecordFiles(Source):
         names = [os.path.relpath(path, root) for path in self._paths]
         states = [os.stat(path) for path in self._paths]
         sizes = [[name, state.st_size] for name, state in zip(names, states, strict=True)]
-        self._contents = digest_of(hashlib.sha256(), self.kind, sizes)
-        self._digest = digest_of(hashlib.sha256(), self.kind, sizes, [state.st_mtime_ns for state in states])
+        self.contents = digest_of(hashlib.sha256(), self.kind, sizes)
+        self.digest = digest_of(hashlib.sha256(), self.kind, sizes, [state.st_mtime_ns for state in states])
         self._columns: Columns | None = None
         nbytes = sum(state.st_size for state in states)
         self.words = f"{self.kind}: {len(self._paths)} files, {nbytes / 1e6:,.0f} MB, the first {self._paths[0]}"
-
-    digest = property(lambda self: self._digest)
-    contents = property(lambda self: self._contents)
 
     @property
     def samples(self) -> int:
@@ -75,14 +72,14 @@ class RecordFiles(Source):
         """
         if self._columns is not None:
             return
-        kept = None if folder is None else folder / f"index-{self._digest[:16]}"
-        columns = None if kept is None else _kept(kept, self._digest)
+        kept = None if folder is None else folder / f"index-{self.digest[:16]}"
+        columns = None if kept is None else _kept(kept, self.digest)
         if columns is None:
             columns = self._scan(self._paths)
             if not columns["first"][-1]:
                 raise InvalidError(f"{self.kind} ({self._paths[0]}): the files hold no samples")
             if kept is not None:
-                _keep(kept, self._digest, columns)
+                _keep(kept, self.digest, columns)
         self._columns = columns
 
     @abc.abstractmethod

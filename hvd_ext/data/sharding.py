@@ -12,7 +12,7 @@ import tensorflow as tf
 from hvd_ext.data import rows
 from hvd_ext.data.batches import is_batched, is_py_dataset, number_of_batches, part_of, part_of_items
 from hvd_ext.data.settings import Remainder, check_division, check_enough, check_whole
-from hvd_ext.data.steps import Steps, untuned
+from hvd_ext.data.steps import Steps, untuned, used
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, process_sets
 
@@ -139,7 +139,7 @@ def shard(
         part, length = _divided(data, lengths[0], job.rank, job.size, settings)
     else:
         part, length = _evened(data, lengths, job.rank, settings)
-    return _batches(part, length, settings, _shuffling(length, job.rank, settings))
+    return _batches(part, length, job.rank, settings)
 
 
 def _check(settings: dict[str, Any]) -> None:
@@ -201,31 +201,28 @@ def _check_kind(kind: str, data: Any, settings: dict[str, Any]) -> None:
 
 def _part(data: Any, lengths: list[int], rank: int, settings: dict[str, Any]) -> Any:
     """Give this rank's batches of a `PyDataset`."""
-    size, remainder, steps = len(lengths), settings["remainder"], settings["steps"]
-    own, length = settings["own"], lengths[rank]
-    finite = [length for length in lengths if length >= 0]
-    if own and 0 in finite and remainder != "uneven":
-        raise InvalidError(f"shard: rank {lengths.index(0)} has no batches of its own; each rank needs at least one")
-    if not own and length >= 0:
-        check_enough(f"shard: {length} batches", length, size, remainder)
-    if steps is not None:
-        number = steps
-    elif own:
-        number = length if remainder == "uneven" else _evened_length(finite, remainder)
-    else:
-        number = length if length < 0 else len(range(rank, _total(length, size, remainder), size))
-    if own:
-        return part_of(data, 0, 1, number)
-    if steps is not None and length >= 0:  # start at this rank's first batch
-        return part_of(part_of(data, rank, size, _total(length, size, "drop") // size), 0, 1, number)
-    return part_of(data, rank, size, number)
+    size, remainder, steps, length = len(lengths), settings["remainder"], settings["steps"], lengths[rank]
+    if settings["own"]:
+        number = _own_length(lengths, rank, "batches", settings)
+        return part_of(data, 0, 1, number if steps is None else steps)
+    if length < 0:
+        return part_of(data, rank, size, length if steps is None else steps)
+    check_enough(f"shard: {length} batches", length, size, remainder)
+    if steps is not None:  # start at this rank's first batch
+        return part_of(part_of(data, rank, size, length // size), 0, 1, steps)
+    return part_of(data, rank, size, len(range(rank, used(length, 1, size, remainder), size)))
 
 
-def _evened_length(finite: list[int], remainder: str) -> int:
-    """Give the number of its own elements that each rank uses; -1 where all have infinitely many."""
-    if not finite:
-        return -1
-    return min(finite) if remainder == "drop" else max(finite)
+def _own_length(lengths: list[Any], rank: int, what: str, settings: dict[str, Any]) -> Any:
+    """Give how many elements or batches of its own this rank uses: None where unknown, -1 for infinitely many."""
+    if settings["remainder"] == "uneven":
+        return lengths[rank]
+    if 0 in lengths:
+        raise InvalidError(f"shard: rank {lengths.index(0)} has no {what} of its own; each rank needs at least one")
+    if settings["steps"] is not None:
+        return lengths[rank]
+    finite = [length for length in lengths if length is not None and length >= 0]
+    return (min if settings["remainder"] == "drop" else max)(finite, default=-1)
 
 
 def _length(data: Any, count: bool) -> int | None:
@@ -253,21 +250,17 @@ def _divided(
         check_enough(f"shard: {length} elements", length, size, remainder)
     if not isinstance(data, tf.data.Dataset):
         assert length is not None
-        numbers = np.arange(rank, _total(length, size, remainder), size) % max(length, 1)
+        numbers = np.arange(rank, used(length, 1, size, remainder), size) % max(length, 1)
         part = tf.nest.map_structure(lambda array: rows.taker(array)(numbers), data)
         return tf.data.Dataset.from_tensor_slices(part), len(numbers)
     if length is None:
         return _groups(data, rank, size, remainder), None
     if length < 0:
         return data.shard(size, rank), -1
-    total = _total(length, size, remainder)
+    total = used(length, 1, size, remainder)
     data = data.repeat(2) if total > length else data
     part = data.take(total).shard(size, rank)
     return part, len(range(rank, total, size))
-
-
-def _total(length: int, size: int, remainder: str) -> int:
-    return {"drop": length // size, "repeat": -(-length // size)}[remainder] * size if remainder != "uneven" else length
 
 
 def _groups(data: tf.data.Dataset, rank: int, size: int, remainder: str) -> tf.data.Dataset:
@@ -293,26 +286,16 @@ def _evened(
 ) -> tuple[tf.data.Dataset, int | None]:
     """Give this rank's own elements, as many as the others use, and their number."""
     part = data if isinstance(data, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(data)
-    total = _evened_elements(lengths, rank, settings)
+    total = _own_length(lengths, rank, "elements", settings)
     if total is None or total < 0 or settings["steps"] is not None or settings["remainder"] == "uneven":
         return part, total
     return part.repeat().take(total), total
 
 
-def _evened_elements(lengths: list[int | None], rank: int, settings: dict[str, Any]) -> int | None:
-    """Give the number of its own elements that this rank uses: None where it is unknown, -1 for infinitely many."""
-    if settings["steps"] is not None or settings["remainder"] == "uneven":
-        return lengths[rank]
-    finite = [length for length in lengths if length is not None and length >= 0]
-    if 0 in finite:
-        raise InvalidError(f"shard: rank {lengths.index(0)} has no elements of its own; each rank needs at least one")
-    return _evened_length(finite, settings["remainder"])
-
-
 def _shuffled_arrays(data: Any, lengths: list[Any], rank: int, settings: dict[str, Any]) -> tf.data.Dataset:
     """Give the batches of arrays, each epoch in an order of its own; their rows are copied batch by batch."""
     own, size, remainder = settings["own"], len(lengths), settings["remainder"]
-    elements = _evened_elements(lengths, rank, settings) if own else None
+    elements = _own_length(lengths, rank, "elements", settings) if own else None
     if not own:
         check_enough(f"shard: {lengths[0]} elements", lengths[0], size, remainder)
     steps = Steps(
@@ -332,12 +315,16 @@ def _shuffled_arrays(data: Any, lengths: list[Any], rank: int, settings: dict[st
         _check_steps(steps.number, settings["batch_size"], lengths[rank] if own else lengths[rank] // size)
     spec = tf.nest.map_structure(lambda array: rows.spec(array, steps.rows), data)
     arrays = tf.nest.flatten(data)
-    dense = [place for place, array in enumerate(arrays) if isinstance(array, np.ndarray)]
-    texts = {place: _of_text(arrays[place]) for place in dense}
-    takers = {place: rows.taker(array) for place, array in enumerate(arrays) if place not in texts}
+    # text as bytes, as TensorFlow has it; `tf.numpy_function` would take ASCII only
+    dense = {
+        place: np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
+        for place, array in enumerate(arrays)
+        if isinstance(array, np.ndarray)
+    }
+    takers = {place: rows.taker(array) for place, array in enumerate(arrays) if place not in dense}
 
     def take(numbers: np.ndarray) -> list[np.ndarray]:
-        return [array[numbers] for array in texts.values()]
+        return [array[numbers] for array in dense.values()]
 
     def read(numbers: tf.Tensor, *_: tf.Tensor) -> Any:
         specs = tf.nest.flatten(spec)
@@ -353,10 +340,12 @@ def _shuffled_arrays(data: Any, lengths: list[Any], rank: int, settings: dict[st
     return batches.with_options(untuned()).prefetch(tf.data.AUTOTUNE)
 
 
-def _batches(part: tf.data.Dataset, length: int | None, settings: dict[str, Any], shuffling: dict[str, int]) -> Any:
-    batch_size, steps = settings["batch_size"], settings["steps"]
-    if shuffling:
-        part = part.shuffle(**shuffling)
+def _batches(part: tf.data.Dataset, length: int | None, rank: int, settings: dict[str, Any]) -> Any:
+    batch_size, steps, shuffle = settings["batch_size"], settings["steps"], settings["shuffle"]
+    if shuffle:
+        held = BUFFER if shuffle is True else int(shuffle)
+        held = min(held, length) if length is not None and length >= 0 else held
+        part = part.shuffle(max(1, held), seed=settings["seed"] + rank)
     if steps is not None:
         part = part.repeat()  # before `batch`, so that all batches are full
     if batch_size is not None:
@@ -373,25 +362,9 @@ def _batches(part: tf.data.Dataset, length: int | None, settings: dict[str, Any]
     return part.prefetch(tf.data.AUTOTUNE)
 
 
-def _of_text(array: Any) -> Any:
-    """Make text bytes, as TensorFlow has it; `tf.numpy_function` would take ASCII only."""
-    return np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
-
-
 def _check_steps(number: int, batch_size: int | None, length: int) -> None:
     if number == 0:
         raise InvalidError(f"shard: batch_size ({batch_size}): must be at most {length}, the elements of each rank")
-
-
-def _shuffling(length: int | None, rank: int, settings: dict[str, Any]) -> dict[str, int]:
-    """Give the arguments of a data set's shuffle."""
-    shuffle = settings["shuffle"]
-    if not shuffle:
-        return {}
-    held = BUFFER if shuffle is True else int(shuffle)
-    if length is not None and length >= 0:
-        held = min(held, length)
-    return {"buffer_size": max(1, held), "seed": settings["seed"] + rank}
 
 
 def _tuples(data: Any) -> Any:

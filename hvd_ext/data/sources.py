@@ -22,11 +22,15 @@ class Source(abc.ABC):
         kind: what the source is, for messages: "folder", "tfrecord", "tar" or "arrays".
         words: the source in words.
         left_out: what was there and is no sample, in words; "" for nothing.
+        digest: identifies the data on this host: names, sizes and times of change of files, or the bytes of arrays.
+        contents: must be the same on all ranks: names and sizes, without times, which copies on other hosts may lose.
     """
 
     kind: str
     words: str
     left_out = ""
+    digest: str
+    contents: str
 
     @property
     @abc.abstractmethod
@@ -37,16 +41,6 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def element_spec(self) -> Any:
         """The nest of `tf.TensorSpec` that `read` gives."""
-
-    @property
-    @abc.abstractmethod
-    def digest(self) -> str:
-        """What identifies the data on this host: names, sizes and times of change of files, or the bytes of arrays."""
-
-    @property
-    @abc.abstractmethod
-    def contents(self) -> str:
-        """What must be the same on all ranks: names and sizes, without times, which copies on other hosts may lose."""
 
     def locate(self, numbers: tf.Tensor) -> Any:
         """Say where samples lie, as a pure function of TensorFlow: once for many of them, because this costs much less.

@@ -131,13 +131,11 @@ class Found:
         path: its folder, or the file of its memory.
         name: its name.
         digits: 16 of its fingerprint.
-        about: what about.json says; empty for memory.
     """
 
     path: Path
     name: str
     digits: str
-    about: dict[str, Any]
 
     @property
     def index(self) -> Path:
@@ -183,13 +181,8 @@ def on_disk(disk: str | os.PathLike[str]) -> Iterator[Found]:
     root = Path(disk)
     for path in sorted([*root.glob(f"*/{ABOUT}"), *root.glob(f"*/*/{ABOUT}")]):
         match = _FOLDER.match(path.parent.name)
-        if match is None:
-            continue
-        try:
-            about = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            about = {}
-        yield Found(path.parent, match["name"], match["digits"], about if isinstance(about, dict) else {})
+        if match is not None:
+            yield Found(path.parent, match["name"], match["digits"])
 
 
 def in_memory() -> Iterator[Found]:
@@ -198,7 +191,7 @@ def in_memory() -> Iterator[Found]:
     for path in sorted(MEMORY.glob(f"{prefix}*")):
         match = _FOLDER.match(path.name.removeprefix(prefix))
         if match is not None and path.is_file() and not path.is_symlink():
-            yield Found(path, match["name"], match["digits"], {})
+            yield Found(path, match["name"], match["digits"])
 
 
 class Store:
@@ -309,28 +302,17 @@ class Store:
         Args:
             numbers: of samples; None: all claims of this process.
         """
-        if numbers is None:
-            native.call("hvd_ext_cache_release", self.cache, None, 0)
-        else:
-            native.call("hvd_ext_cache_release", self.cache, (ctypes.c_int64 * len(numbers))(*numbers), len(numbers))
+        values = None if numbers is None else (ctypes.c_int64 * len(numbers))(*numbers)
+        native.call("hvd_ext_cache_release", self.cache, values, len(numbers or ()))
 
-    def verify(self, progress: Callable[[int, int], None] | None = None) -> dict[str, int]:
+    def verify(self) -> dict[str, int]:
         """Read every record of both places, and forget those that are damaged.
-
-        Args:
-            progress: is told how many numbers were looked at so far, and how many there are.
 
         Returns:
             "memory_records", "memory_bytes", "memory_damaged", and the same of the disk.
         """
-
-        def answer(done: int, total: int) -> int:
-            if progress is not None:
-                progress(done, total)
-            return 1
-
         counts = (ctypes.c_int64 * 6)()
-        native.call("hvd_ext_cache_verify", self.cache, native.PROGRESS(answer), counts)
+        native.call("hvd_ext_cache_verify", self.cache, None, counts)
         names = [f"{place}_{what}" for place in ("memory", "disk") for what in ("records", "bytes", "damaged")]
         return dict(zip(names, counts, strict=True))
 

@@ -7,7 +7,7 @@ import os
 import re
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -233,18 +233,12 @@ def _graph_of(dataset: tf.data.Dataset) -> Any:
     return graph
 
 
-def _nodes(graph: Any) -> Iterator[Any]:
-    yield from graph.node
-    for function in graph.library.function:
-        yield from function.node_def
-
-
 def _check(name: str, dataset: tf.data.Dataset, graph: Any) -> None:
     """Refuse a data set whose elements are others in every pass."""
     loose = dataset.options().deterministic is False
-    inner = {node.op for function in graph.library.function for node in function.node_def}
-    changes = any(map(_ASSIGNS.match, inner))
-    for node in _nodes(graph):
+    inner = [node for function in graph.library.function for node in function.node_def]
+    changes = any(_ASSIGNS.match(node.op) for node in inner)
+    for node in (*graph.node, *inner):
         if _SHUFFLES.match(node.op):
             raise InvalidError(
                 f"cached {name}: the data set in front of it shuffles ({node.op}), so that each pass would have other "

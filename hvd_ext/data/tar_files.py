@@ -8,6 +8,7 @@ import os
 import posixpath
 import re
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -44,28 +45,22 @@ class _Tar(RecordFiles):
             sample's members begin; for each key K "block.K", the blocks from there to the member's bytes, and
             "nbytes.K", their number.
         """
-        first, blocks = [0], array("q")
-        keys: tuple[str, ...] = ()
-        distances: dict[str, array[int]] = {}
-        sizes: dict[str, array[int]] = {}
+        first, keys = [0], tuple[str, ...]()
+        numbers: dict[str, array[int]] = defaultdict(lambda: array("q"))
         for path in paths:
             for base, members in _samples(path):
                 present = tuple(sorted(members))
-                if not keys:
-                    keys = present
-                    distances, sizes = {key: array("q") for key in keys}, {key: array("q") for key in keys}
+                keys = keys or present
                 if present != keys:
                     raise InvalidError(_unlike(path, base, present, keys))
                 begin = min(member.offset for member in members.values()) // _BLOCK
-                blocks.append(begin)
+                numbers["block"].append(begin)
                 for key, member in members.items():
-                    distances[key].append(member.offset // _BLOCK - begin)
-                    sizes[key].append(member.nbytes)
-            first.append(len(blocks))
-        columns = {"keys": np.array(keys, np.str_), "first": np.array(first, np.int64), "block": smallest(blocks)}
-        for key in keys:
-            columns[f"block.{key}"], columns[f"nbytes.{key}"] = smallest(distances[key]), smallest(sizes[key])
-        return columns
+                    numbers[f"block.{key}"].append(member.offset // _BLOCK - begin)
+                    numbers[f"nbytes.{key}"].append(member.nbytes)
+            first.append(len(numbers["block"]))
+        columns = {name: smallest(column) for name, column in numbers.items()}
+        return {"keys": np.array(keys, np.str_), "first": np.array(first, np.int64), **columns}
 
     @property
     def _keys(self) -> list[str]:
@@ -140,14 +135,8 @@ class _Member:
 def _unlike(path: str, base: str, present: tuple[str, ...], keys: tuple[str, ...]) -> str:
     missing = [f"{base}.{key}" for key in keys if key not in present]
     more = [f"{base}.{key}" for key in present if key not in keys]
-    seen = " and ".join(
-        words
-        for words in (
-            f"{', '.join(missing)} is missing" if missing else "",
-            f"{', '.join(more)} is there" if more else "",
-        )
-        if words
-    )
+    differences = ((missing, "is missing"), (more, "is there"))
+    seen = " and ".join(f"{', '.join(names)} {words}" for names, words in differences if names)
     return (
         f"tar ({path}): all samples must have the same members; the first sample of the data has {', '.join(keys)}, "
         f"and in sample {base!r} {seen}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hvd_ext.data import native
 from hvd_ext.data.record_files import Columns, RecordFiles, opened, smallest
 from hvd_ext.errors import InvalidError
 
@@ -19,94 +20,58 @@ if TYPE_CHECKING:
 # The framing of a TFRecord (tensorflow/core/lib/io/record_writer.h): uint64 length, masked CRC-32C of the length, the
 # data, masked CRC-32C of the data.
 _HEAD = struct.Struct("<QI")
+_LENGTH_NBYTES = 8
 _FOOT_NBYTES = 4
-_CHECKED_AT_ONCE = 1 << 16
 _GZIP = b"\x1f\x8b"
 
 
-def _records(path: str, descriptor: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    end, at, unpack = os.fstat(descriptor).st_size, 0, _HEAD.unpack
-    # arrays and not lists, whose objects would take ten times as much memory for a million records
-    begins, lengths, heads = array("q"), array("q"), list[bytes]()
-    while at < end:
-        head = os.pread(descriptor, _HEAD.size, at)
-        if len(head) < _HEAD.size:
-            _check_heads(path, heads, begins)
-            raise InvalidError(
-                f"tfrecord ({path}): it is torn: a record begins at byte {at:,}, and the file ends there"
-            )
-        length, _ = unpack(head)
-        begins.append(at + _HEAD.size)
-        heads.append(head)
-        at += _HEAD.size + length + _FOOT_NBYTES
-        if at > end:
-            _check_heads(path, heads, begins)
-            raise InvalidError(
-                f"tfrecord ({path}): it is torn: the record at byte {begins[-1] - _HEAD.size:,} has {length:,} bytes, "
-                f"and the file ends at byte {end:,}; write the file again"
-            )
-        lengths.append(length)
-        if len(heads) == _CHECKED_AT_ONCE:
-            _check_heads(path, heads, begins)
-            heads.clear()
-    _check_heads(path, heads, begins)
-    return np.array(begins, np.int64), np.array(lengths, np.int64)
+def _records(path: str) -> Iterator[tuple[int, int]]:
+    """Yield where the data of each record begin, and their length."""
+    crc32c = native.load().hvd_ext_cache_crc32c
+    with opened("tfrecord", path) as descriptor:
+        end, at = os.fstat(descriptor).st_size, 0
+        while at < end:
+            head = os.pread(descriptor, _HEAD.size, at)
+            if len(head) < _HEAD.size:
+                raise InvalidError(
+                    f"tfrecord ({path}): it is torn: a record begins at byte {at:,}, and the file ends there"
+                )
+            length, crc = _HEAD.unpack(head)
+            if _masked(crc32c(0, head, _LENGTH_NBYTES)) != crc:
+                if at == 0 and head.startswith(_GZIP):
+                    raise InvalidError(
+                        f"tfrecord ({path}): it is compressed (gzip), and its records cannot be found; unpack it"
+                    )
+                raise InvalidError(
+                    f"tfrecord ({path}): the head of the record at byte {at:,} is damaged, or this is no TFRecord "
+                    "file: the checksum of its length is wrong"
+                )
+            begin = at + _HEAD.size
+            if begin + length + _FOOT_NBYTES > end:
+                raise InvalidError(
+                    f"tfrecord ({path}): it is torn: the record at byte {at:,} has {length:,} bytes, and the file "
+                    f"ends at byte {end:,}; write the file again"
+                )
+            yield begin, length
+            at = begin + length + _FOOT_NBYTES
 
 
-def _check_heads(path: str, heads: list[bytes], begins: array[int]) -> None:
-    if not heads:
-        return
-    rows = np.frombuffer(b"".join(heads), np.uint8).reshape(-1, _HEAD.size)
-    kept = np.ascontiguousarray(rows[:, 8:]).view("<u4").ravel()
-    wrong = np.flatnonzero(_masked_crc(rows[:, :8]) != kept)
-    if not len(wrong):
-        return
-    at = begins[len(begins) - len(heads) + int(wrong[0])] - _HEAD.size
-    if at == 0 and heads[0].startswith(_GZIP):
-        raise InvalidError(f"tfrecord ({path}): it is compressed (gzip), and its records cannot be found; unpack it")
-    raise InvalidError(
-        f"tfrecord ({path}): the head of the record at byte {at:,} is damaged, or this is no TFRecord file: the "
-        "checksum of its length is wrong"
-    )
-
-
-def _crc_table() -> np.ndarray[Any, Any]:
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1).astype(np.uint32)
-    return table
-
-
-_CRC_TABLE = _crc_table()
-
-
-def _masked_crc(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Give the masked CRC-32C (Castagnoli) of each row of bytes."""
-    crc = np.full(len(rows), 0xFFFFFFFF, np.uint32)
-    for column in range(rows.shape[1]):
-        crc = _CRC_TABLE[(crc ^ rows[:, column]) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
-    crc = ~crc
-    return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
+def _masked(crc: int) -> int:
+    return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
 
 
 class _TFRecord(RecordFiles):
     kind = "tfrecord"
 
     def _scan(self, paths: Sequence[str]) -> Columns:
-        offsets: list[np.ndarray[Any, Any]] = []
-        sizes: list[np.ndarray[Any, Any]] = []
-        first = [0]
+        # arrays and not lists, whose objects would take ten times as much memory for a million records
+        first, begins, lengths = [0], array("q"), array("q")
         for path in paths:
-            with opened("tfrecord", path) as descriptor:
-                begins, lengths = _records(path, descriptor)
-            offsets.append(begins)
-            sizes.append(lengths)
-            first.append(first[-1] + len(begins))
-        return {
-            "first": np.array(first, np.int64),
-            "offset": smallest(np.concatenate(offsets)),
-            "nbytes": smallest(np.concatenate(sizes)),
-        }
+            for begin, length in _records(path):
+                begins.append(begin)
+                lengths.append(length)
+            first.append(len(begins))
+        return {"first": np.array(first, np.int64), "offset": smallest(begins), "nbytes": smallest(lengths)}
 
     @property
     def element_spec(self) -> Any:
@@ -121,8 +86,6 @@ class _TFRecord(RecordFiles):
         return self.path_of(numbers), *ranges
 
     def read(self, located: Any) -> Any:
-        from hvd_ext.data import native
-
         return native.read_range(*located, checked=True)
 
 

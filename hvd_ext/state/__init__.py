@@ -22,10 +22,9 @@ Load = Callable[[Arrays], None]
 Everyone = Callable[[], Iterable[Arrays]]  # gives the states of all ranks, by rank
 LoadAll = Callable[[Arrays | None, Everyone], None]
 
-# owner -> how to find its function `save` and its function `load`: each gives the function, or None when it is gone
-_owners: dict[str, tuple[Callable[[], Save | None], Callable[[], Load | LoadAll | None]]] = {}
-# the owners whose second function is a LoadAll
-_of_all: set[str] = set()
+# owner -> how to find its function `save` and its function `load`: each gives the function, or None when it is gone;
+# and whether the second one is a LoadAll
+_owners: dict[str, tuple[Callable[[], Save | None], Callable[[], Load | LoadAll | None], bool]] = {}
 # owner -> state that was restored before the owner was registered: this rank's, or None, and that of all ranks
 _waiting: dict[str, tuple[Arrays | None, Everyone]] = {}
 
@@ -57,12 +56,9 @@ def register(owner_key: str, save: Save, load: Load | None = None, *, load_all: 
         raise InvalidError(
             f"state.register, owner_key ({owner_key!r}): is registered already; use another, or `unregister` the first"
         )
-    _owners[owner_key] = (_reference(save), _reference(loader))
-    _of_all.discard(owner_key)
-    if load is None:
-        _of_all.add(owner_key)
+    _owners[owner_key] = (_reference(save), _reference(loader), load is None)
     if owner_key in _waiting:
-        _give(owner_key, loader, *_waiting.pop(owner_key))
+        _give(loader, load is None, *_waiting.pop(owner_key))
 
 
 def unregister(owner_key: str) -> None:
@@ -114,7 +110,7 @@ def restore(
         functions = _functions(owner)
         if functions is None:
             _waiting[owner] = local, of_ranks
-        if functions is None or not _give(owner, functions[1], local, of_ranks):
+        if functions is None or not _give(*functions[1:], local, of_ranks):
             left.append(owner)
     return tuple(left)
 
@@ -133,23 +129,23 @@ def forget_unclaimed() -> None:
     _waiting.clear()
 
 
-def _give(owner: str, load: Any, local: Arrays | None, of_ranks: Everyone) -> bool:
-    if owner in _of_all:
+def _give(load: Any, of_all: bool, local: Arrays | None, of_ranks: Everyone) -> bool:
+    if of_all:
         load(None if local is None else dict(local), of_ranks)
     elif local is not None:
         load(dict(local))
-    return owner in _of_all or local is not None
+    return of_all or local is not None
 
 
-def _functions(owner: str) -> tuple[Save, Any] | None:
+def _functions(owner: str) -> tuple[Save, Any, bool] | None:
     if owner not in _owners:
         return None
-    of_save, of_load = _owners[owner]
+    of_save, of_load, of_all = _owners[owner]
     save, load = of_save(), of_load()
     if save is None or load is None:
         del _owners[owner]
         return None
-    return save, load
+    return save, load, of_all
 
 
 def _reference(function: Any) -> Callable[[], Any]:

@@ -10,6 +10,8 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from hvd_ext.trace.events import Event
 
 _Spans = list[tuple[float, float]]
@@ -97,15 +99,8 @@ def _step(number: int, ranks: dict[int, list[Event]]) -> Step:
 
 def total(values: Sequence[float]) -> Total:
     """Return the median and the 90th percentile, interpolated linearly between the values."""
-    ordered = sorted(values)
-
-    def at(share: float) -> float:
-        place = share * (len(ordered) - 1)
-        low = math.floor(place)
-        high = min(low + 1, len(ordered) - 1)
-        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-    return Total(at(0.5), at(0.9))
+    median, p90 = np.percentile(values, (50, 90)).tolist()
+    return Total(median, p90)
 
 
 def stragglers(steps: Iterable[Step]) -> list[tuple[int, int]]:

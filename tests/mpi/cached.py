@@ -6,10 +6,8 @@ come to the end of the input, are written to files of the job at once, so that t
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +18,6 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.data import store
 
 BATCH = 8
 FILE_NBYTES = 3000
@@ -52,13 +49,13 @@ def write_files(folder: Path, samples: int) -> None:
         (folder / f"{number:05}.bin").write_bytes(data)
 
 
-def loading(nbytes: int, pause_s: float = 0.0, more: int = 0) -> Callable[[tf.Tensor], Any]:
-    """Make a load of numbers: a sample is a number and bytes; `more` makes it another load with other bytes."""
+def loading(nbytes: int, pause_s: float = 0.0) -> Callable[[tf.Tensor], Any]:
+    """Make a load of numbers: a sample is a number and bytes."""
 
     def make(number: np.ndarray) -> np.ndarray:
         note("decoded", [int(number)])
         time.sleep(pause_s)
-        return contents(int(number) + more, nbytes)
+        return contents(int(number), nbytes)
 
     def load(number: tf.Tensor) -> Any:
         row = tf.numpy_function(make, [number], tf.uint8)
@@ -68,21 +65,27 @@ def loading(nbytes: int, pause_s: float = 0.0, more: int = 0) -> Callable[[tf.Te
     return load
 
 
-def load_file(text: tf.Tensor) -> Any:
-    """Load a file of `write_files`."""
+def decoded(number: tf.Tensor) -> tf.Tensor:
+    """Give a number again, and write it down, in a graph."""
 
-    def decoded(number: np.ndarray) -> np.ndarray:
+    def noted(number: np.ndarray) -> np.ndarray:
         note("decoded", [int(number)])
         return number
 
-    number = tf.numpy_function(decoded, [tf.io.decode_raw(tf.strings.substr(text, 0, 8), tf.int64)[0]], tf.int64)
-    number.set_shape(())
+    same = tf.numpy_function(noted, [number], number.dtype)
+    return tf.ensure_shape(same, ())
+
+
+def load_file(text: tf.Tensor) -> Any:
+    """Load a file of `write_files`."""
+
+    number = decoded(tf.io.decode_raw(tf.strings.substr(text, 0, 8), tf.int64)[0])
     row = tf.io.decode_raw(tf.strings.substr(text, 8, FILE_NBYTES), tf.uint8)
     row.set_shape([FILE_NBYTES])
     return number, row
 
 
-def seen(dataset: tf.data.Dataset, more: int = 0) -> list[int]:
+def seen(dataset: tf.data.Dataset) -> list[int]:
     """Go through an epoch and check every byte.
 
     Returns:
@@ -91,7 +94,7 @@ def seen(dataset: tf.data.Dataset, more: int = 0) -> list[int]:
     found: list[int] = []
     for numbers, rows in dataset.as_numpy_iterator():
         for number, row in zip(numbers.tolist(), rows, strict=True):
-            np.testing.assert_array_equal(row, contents(number + more, len(row)), f"sample {number}")
+            np.testing.assert_array_equal(row, contents(number, len(row)), f"sample {number}")
         note("seen", numbers)
         found += numbers.tolist()
     return found
@@ -126,28 +129,8 @@ def together(source: str, disk: str, meet: str, seed: int) -> None:
     result([found, cache.stats()])
 
 
-def small(disk: str, kept: str, more: int) -> list[Any]:
-    """Use a cache on disk, one in memory that stays, and one whose load is another in the later job."""
-    outcome = []
-    settings = {"source": np.arange(40), "load": loading(4000), "progress": False}
-    for cache in (
-        hvd.DataCache("flipped", disk=disk, memory=None, **settings),
-        hvd.DataCache(kept, memory="1MB", keep=True, **settings),
-        hvd.DataCache("changed", **{**settings, "load": loading(40, more=more)}, disk=disk, memory=None),
-    ):
-        changed = more if cache.name == "changed" else 0
-        outcome.append([seen(cache.dataset(BATCH), changed), cache.stats()])
-        cache.close()
-    return outcome
-
-
-def earlier(disk: str, kept: str) -> None:
-    """Store what the later job shall find."""
-    result(small(disk, kept, 0))
-
-
-def later(source: str, disk: str, kept: str) -> None:
-    """Read what the earlier jobs have stored; nobody has the source any more."""
+def later(source: str, disk: str) -> None:
+    """Read what the earlier jobs have stored; the source's files have lost their bytes."""
     begin_s = time.perf_counter()
     cache = hvd.DataCache(
         "together", hvd.data.folder(source, labels=False), load_file, memory="1MB", disk=disk, progress=False
@@ -155,34 +138,15 @@ def later(source: str, disk: str, kept: str) -> None:
     iterator = iter(cache.dataset(BATCH, shuffle=True))
     next(iterator)
     first_s = time.perf_counter() - begin_s
-    found = seen(cache.dataset(BATCH, shuffle=True))
-    result([[found, cache.stats()], *small(disk, kept, 1), first_s])
+    result([seen(cache.dataset(BATCH, shuffle=True)), cache.stats(), first_s])
 
 
-def limits(small_disk: str, root: str, cgroup: str) -> None:
-    """Fill a disk, memory whose cgroup is made up, and memory in a cgroup; an empty text leaves one out."""
-    outcome: dict[str, Any] = {}
-    if small_disk:
-        cache = hvd.DataCache("full", np.arange(60), loading(400_000), memory=None, disk=small_disk, progress=False)
-        epochs = [seen(cache.dataset(2, shuffle=True)) for _ in range(2)]
-        outcome["disk"] = [epochs, cache.stats()]
-        cache.close()
-    options, used = store.native.Options, Path(root, "sys/fs/cgroup/job/memory.current")
-    store.native.Options = functools.partial(options, memory_root=os.fsencode(root))
-    cache = hvd.DataCache("made-up", np.arange(60), loading(400_000), memory="100MB", progress=False)
-    store.native.Options = options
-    data = cache.dataset(2, shuffle=True)
-    found = seen(data.take(10))
-    used.write_text("95000000\n")
-    outcome["made up"] = [[found, seen(data), seen(data)], cache.stats()]
-    cache.close()
-    if cgroup:
-        Path(cgroup, "cgroup.procs").write_text(str(os.getpid()))
-        cache = hvd.DataCache("grouped", np.arange(300), loading(1_000_000), memory="400MB", progress=False)
-        epochs = [seen(cache.dataset(1, shuffle=True)) for _ in range(2)]
-        outcome["cgroup"] = [epochs, cache.stats()]
-        cache.close()
-    result(outcome)
+def grouped(cgroup: str) -> None:
+    """Fill memory in a cgroup."""
+    Path(cgroup, "cgroup.procs").write_text(str(os.getpid()))
+    cache = hvd.DataCache("grouped", np.arange(300), loading(1_000_000), memory="400MB", progress=False)
+    epochs = [seen(cache.dataset(1, shuffle=True)) for _ in range(2)]
+    result([epochs, cache.stats()])
 
 
 def hosts(disk: str, samples: int) -> None:
@@ -200,81 +164,34 @@ def hosts(disk: str, samples: int) -> None:
 
 
 def train(folder: str, disk: str) -> None:
-    """Begin to train, or go on, and die; the job that begins trains to the end too, with and without a crash."""
+    """Begin to train, or resume, and die; give the samples of all ranks in each step: (number, seed, seed)."""
     from hvd_ext.keras.checkpoint.callback import newest
-
-    hvd.init()
-    of = Path(folder)
-    begins = newest(of / "job") is None
-    # the batches that a job leaves out, two here, count for the crash
-    outcome: dict[str, Any] = {"steps": _trained(of / "job", disk, every=7 if begins else 4, crash=8 if begins else 7)}
-    if begins:
-        if hvd.rank() == 0:
-            shutil.copytree(of / "job", of / "same")
-        hvd.barrier()
-        weights: list[Any] = []
-        outcome["whole"] = _trained(None, disk, weights=weights)
-        outcome["same"] = _trained(of / "same", disk, every=100, weights=weights)
-        pairs = zip(*weights, strict=True)
-        outcome["equal"] = [np.any(whole) and np.array_equal(whole, same) for whole, same in pairs]
-        outcome["equal"] = list(map(bool, outcome["equal"]))
-    result(outcome)
-
-
-def _trained(
-    directory: Path | None, disk: str, every: int = 0, crash: int = 0, weights: list[Any] | None = None
-) -> list[list[Any]]:
-    """Train three epochs, from the newest checkpoint, with a crash after so many steps if any are left.
-
-    Returns:
-        Of each step the samples of all ranks: (number, seed, seed).
-    """
-    from hvd_ext.keras.checkpoint.callback import Checkpoint
-    from tests.ranks.test_checkpoint import Crash, CrashError
-    from tests.ranks.test_data_going_on import Recorded, samples
-    from tests.ranks.training import values
-
-    rows: list[Any] = []
+    from tests.ranks.test_data_going_on import Recorded, of_all_ranks, samples
 
     class Seeded(Recorded):
         """Writes down the seeds of samples too."""
 
-        def train_step(self, data: Any) -> Any:
-            rows.append(data[0].numpy().tolist())
-            return super().train_step(data)
+        def noted(self, x: np.ndarray) -> list[Any]:
+            return x.tolist()
 
     def load(x: tf.Tensor, y: tf.Tensor) -> Any:
-        def decoded(number: np.ndarray) -> np.ndarray:
-            note("decoded", [int(number)])
-            return number
-
-        number = tf.numpy_function(decoded, [x[0]], tf.float32)
-        number.set_shape(())
-        return tf.concat([[number], x[1:]], 0), y
+        return tf.concat([[decoded(x[0])], x[1:]], 0), y
 
     def seeded(sample: Any, seeds: tf.Tensor) -> Any:
         x, y = sample
         return tf.concat([x[:, :1], tf.cast(seeds, tf.float32) / 2.0**31], 1), y
 
+    hvd.init()
     # the batch of all ranks together is always 8; 43 samples are more than 5 steps on any number of ranks
     cache = hvd.DataCache("trained", samples(43), load, memory="1MB", disk=disk, progress=False)
     data = cache.dataset(8 // hvd.size(), shuffle=True, seed=3, drop_remainder=True, keys=True).map(seeded)
-    callbacks: list[Any] = [Crash(crash)] if crash else []
-    if directory is not None:
-        callbacks.append(Checkpoint(directory, every=None, every_steps=every))
-    made = Seeded()
-    try:
-        made.fit(data, epochs=3, verbose=0, shuffle=False, callbacks=hvd.callbacks.synchronized(callbacks))
-    except CrashError:
-        assert crash
-    if weights is not None:
-        weights.append(values([*made.weights, *made.optimizer.variables]))
+    # the batches that a job leaves out, two here, count for the crash
+    every, crash = (7, 8) if newest(Path(folder)) is None else (4, 7)
+    result(of_all_ranks(Seeded(), data, Path(folder), every, crash))
     cache.close()
-    ranks = hvd.allgather_object(rows)
-    return [[row for own in step for row in own] for step in zip(*ranks, strict=True)]
 
 
-TASKS = {task.__name__: task for task in (fill, together, earlier, later, limits, hosts, train)}  # type: dict[str, Callable[..., None]]
+TASKS = {task.__name__: task for task in (fill, together, later, grouped, hosts, train)}  # type: dict[str, Callable[..., None]]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -20,8 +20,7 @@ import tensorflow as tf
 import hvd_ext as hvd
 from hvd_ext.keras.checkpoint.callback import newest
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.test_checkpoint import Crash, CrashError
-from tests.ranks.test_data_going_on import Recorded, samples
+from tests.ranks.test_data_going_on import Recorded, of_all_ranks, samples
 from tests.ranks.topk_jobs import OPTIONS, gradients, hosts_of, restart
 from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, model, values
 
@@ -110,16 +109,8 @@ def went_on(directory: Path) -> list[list[int]]:
     """
     # the batch of all ranks together is always 8; 43 samples are more than 5 steps on any number of ranks
     data = hvd.shard(samples(43), 8 // hvd.size(), shuffle=True, seed=3, drop_remainder=True)
-    begins = newest(directory) is None
-    checkpoint = hvd.callbacks.Checkpoint(directory, every=None, every_steps=7 if begins else 4)
-    callbacks = [*([Crash(8)] if begins else []), checkpoint]
-    made = Recorded()
-    try:
-        made.fit(data, epochs=3, verbose=0, shuffle=False, callbacks=hvd.callbacks.synchronized(callbacks))
-    except CrashError:
-        assert begins
-    ranks = hvd.allgather_object([list(step) for step in made.seen])  # Keras has made it a list of its own
-    return [[number for own in step for number in own] for step in zip(*ranks, strict=True)]
+    every, crash = (7, 8) if newest(directory) is None else (4, 3 * 5 + 1)
+    return of_all_ranks(Recorded(), data, directory, every, crash)
 
 
 def main() -> None:

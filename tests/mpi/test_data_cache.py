@@ -10,7 +10,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -153,114 +152,42 @@ def test_jobs_that_are_killed_while_they_fill_a_cache_leave_right_samples_and_no
 FILES = 400
 
 
-@pytest.fixture(scope="module")
-def of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """Two jobs that fill one cache together, one that fills others, and a later one that reads them all.
-
-    Before the later job the source's files lose their bytes, and keep their names, sizes and times; of one sample on
-    disk and of one in memory a byte is flipped; and the load of one cache is another.
-    """
-    path, kept = tmp_path_factory.mktemp("caches"), f"test-{os.getpid()}"
-    source, disk, meet = path / "source", str(path / "disk"), path / "meet"
+def test_two_jobs_fill_one_cache_together_and_the_next_job_reads_nothing_from_the_source(tmp_path: Path) -> None:
+    """Before the later job the source's files lose their bytes, and keep their names, sizes and times."""
+    source, disk, meet = tmp_path / "source", str(tmp_path / "disk"), tmp_path / "meet"
     cached.write_files(source, FILES)
     meet.mkdir()
-    own = {"disk": disk, "kept": kept}
-    try:
-        with ThreadPoolExecutor(3) as pool:
-            both = {"source": str(source), "disk": disk, "meet": str(meet)}
-            all_jobs = [
-                *(pool.submit(started, path / f"together {seed}", "together", seed=seed, **both) for seed in range(2)),
-                pool.submit(started, path / "earlier", "earlier", **own),
-            ]
-            for job in all_jobs:
-                job.result().must_succeed()
-        for file in source.iterdir():
-            times = file.stat()
-            os.truncate(file, 0)
-            os.truncate(file, times.st_size)
-            os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-        flip(next(index_of(Path(disk), "flipped").parent.glob("segment-*")), 7)
-        (file,) = kept_files(kept)
-        flip(file, 11)
-        started(path / "later", "later", source=str(source), **own).must_succeed()
-        yield path, kept
-    finally:
-        for file in kept_files(kept):
-            file.unlink()
-
-
-def flip(file: Path, number: int) -> None:
-    """Flips a bit of a sample."""
-    data = file.read_bytes()
-    at = data.find(cached.contents(number, 4000).tobytes())
-    assert at > 0
-    with file.open("r+b") as changed:
-        changed.seek(at + 1234)
-        changed.write(bytes([data[at + 1234] ^ 4]))
-
-
-def test_two_jobs_fill_one_cache_together(of: tuple[Path, str]) -> None:
-    path, _ = of
-    decoded = []
-    for seed in range(2):
-        folder = path / f"together {seed}"
-        numbers, stats = result(folder)
+    settings = {"source": str(source), "disk": disk, "meet": str(meet)}
+    folders = [tmp_path / f"together {seed}" for seed in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(started, folder, "together", seed=seed, **settings) for seed, folder in enumerate(folders)]
+        for job in both:
+            job.result().must_succeed()
+    for numbers, stats in map(result, folders):
         assert sorted(numbers) == list(range(FILES))
         assert stats["hits"] + stats["loaded"] == FILES
         assert stats["damaged"] == 0
-        decoded.append(noted(folder, "decoded"))
+    decoded = [noted(folder, "decoded") for folder in folders]
     again = len(decoded[0]) + len(decoded[1]) - FILES
     print(f"decoded: {len(decoded[0])} and {len(decoded[1])} of {FILES}")
     assert set(decoded[0] + decoded[1]) == set(range(FILES))
     assert 0 <= again <= 0.01 * FILES
 
-
-def test_the_next_job_on_the_host_reads_nothing_from_the_source_and_decodes_nothing(of: tuple[Path, str]) -> None:
-    (numbers, stats), *_, first_s = result(of[0] / "later")
-    assert sorted(numbers) == list(range(FILES))  # with the bytes that the files have no more
+    for file in source.iterdir():
+        times = file.stat()
+        os.truncate(file, 0)
+        os.truncate(file, times.st_size)
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    started(tmp_path / "later", "later", source=str(source), disk=disk).must_succeed()
+    numbers, stats, first_s = result(tmp_path / "later")
+    assert sorted(numbers) == list(range(FILES))  # with the bytes that the files no longer have
     assert (stats["loaded"], stats["damaged"], stats["passed_through"]) == (0, 0, 0)
     assert stats["memory_records"] < FILES == stats["disk_records"]
     print(f"first batch {first_s:.2f} s after opening")
 
 
-def test_a_flipped_byte_on_disk_or_in_memory_is_found_and_the_sample_loaded_again(of: tuple[Path, str]) -> None:
-    path, _ = of
-    earlier, (_, *later, _) = result(path / "earlier"), result(path / "later")
-    for before, after in zip(earlier[:2], later[:2], strict=True):
-        assert before[0] == after[0] == list(range(40))
-        assert (before[1]["loaded"], before[1]["damaged"]) == (40, 0)
-        assert (after[1]["loaded"], after[1]["damaged"], after[1]["hits"]) == (1, 1, 39)
-    assert noted(path / "later", "decoded")[:2] == [7, 11]
-
-
-def test_another_load_begins_a_new_cache_with_one_line_in_the_log(of: tuple[Path, str]) -> None:
-    path, _ = of
-    numbers, stats = result(path / "later")[3]
-    assert numbers == list(range(40))  # with the bytes of the new load
-    assert (stats["loaded"], stats["hits"]) == (40, 0)
-    assert len(list((path / "disk").glob("*/changed-*"))) == 2
-    lines = (path / "later" / "rank0.txt").read_text().splitlines()
-    assert [line for line in lines if "starts empty" in line] == [line for line in lines if "cache changed" in line]
-    assert sum("cache changed: starts empty, because the source, load or version" in line for line in lines) == 1
-
-
 GROUP_NBYTES = 200_000_000
-NO_TMPFS = "a small disk cannot be mounted here: it needs root"
 NO_CGROUP = "there is no cgroup here whose memory this process may limit"
-
-
-@contextlib.contextmanager
-def small_disk(path: Path) -> Iterator[str]:
-    """A disk of 12 MB; nothing where it cannot be mounted."""
-    path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(path)], capture_output=True, check=False
-    )
-    try:
-        yield "" if mounted.returncode else str(path)
-    finally:
-        if not mounted.returncode:
-            subprocess.run(["umount", str(path)], check=True)
 
 
 @contextlib.contextmanager
@@ -290,62 +217,15 @@ def cgroup() -> Iterator[str]:
             made.rmdir()
 
 
-@pytest.fixture(scope="module")
-def limited(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[str]]:
-    """What a job at its limits has counted, and its lines."""
-    path = tmp_path_factory.mktemp("limits")
-    made_up = {
-        "proc/meminfo": "MemTotal: 64000000 kB\nMemAvailable: 32000000 kB\n",
-        "proc/self/cgroup": "0::/job\n",
-        "sys/fs/cgroup/job/memory.max": "100000000\n",
-        "sys/fs/cgroup/job/memory.current": "60000000\n",
-        "sys/fs/cgroup/job/memory.stat": "anon 60000000\nfile 0\nshmem 0\n",
-    }
-    for file, text in made_up.items():
-        (path / "root" / file).parent.mkdir(parents=True, exist_ok=True)
-        (path / "root" / file).write_text(text)
-    with small_disk(path / "small") as disk, cgroup() as group:
-        job = started(path / "job", "limits", small_disk=disk, root=str(path / "root"), cgroup=group).must_succeed()
-    return result(path / "job"), job.outputs[0].splitlines()
-
-
-def warned(lines: list[str], name: str, words: str) -> None:
-    """Checks that there was one warning of a cache, with these words."""
-    of_cache = [line for line in lines if f"cache '{name}'" in line]
-    assert len(of_cache) == 1, lines
-    assert words in of_cache[0]
-
-
-def test_a_disk_that_is_full_takes_no_more_and_training_goes_on(limited: tuple[dict[str, Any], list[str]]) -> None:
-    outcome, lines = limited
-    if "disk" not in outcome:
-        pytest.skip(NO_TMPFS)
-    epochs, stats = outcome["disk"]
-    assert [sorted(epoch) for epoch in epochs] == [list(range(60))] * 2
-    warned(lines, "full", "No space left on device")
-    assert 20 <= stats["disk_records"] == stats["hits"] <= 31  # 12 MiB of 400 kB each
-    assert stats["loaded"] == 120 - stats["hits"]
-    assert not stats["disk_open"]
-
-
-def test_memory_that_a_cgroup_limits_is_left_to_others(limited: tuple[dict[str, Any], list[str]]) -> None:
-    outcome, lines = limited
-    (first, *epochs), stats = outcome["made up"]
-    assert [len(first), *(sorted(epoch) for epoch in epochs)] == [20, *[list(range(60))] * 2]
-    warned(lines, "made-up", "memory.max leaves 5000000 bytes, and 10000000 must stay free")
-    assert 20 <= stats["memory_records"] < 60
-    assert not stats["memory_open"]
-
-
-def test_a_job_whose_samples_are_larger_than_its_cgroup_is_not_killed(
-    limited: tuple[dict[str, Any], list[str]],
-) -> None:
-    outcome, lines = limited
-    if "cgroup" not in outcome:
-        pytest.skip(NO_CGROUP)
-    epochs, stats = outcome["cgroup"]
+def test_a_job_whose_samples_are_larger_than_its_cgroup_is_not_killed(tmp_path: Path) -> None:
+    with cgroup() as group:
+        if not group:
+            pytest.skip(NO_CGROUP)
+        job = started(tmp_path / "job", "grouped", cgroup=group).must_succeed()
+    epochs, stats = result(tmp_path / "job")
     assert [sorted(epoch) for epoch in epochs] == [list(range(300))] * 2
-    warned(lines, "grouped", " must stay free")
+    (warning,) = (line for line in job.outputs[0].splitlines() if "cache 'grouped'" in line)
+    assert " must stay free" in warning
     assert 50 < stats["memory_records"] < GROUP_NBYTES / 1_000_000
     assert stats["hits"] == stats["memory_records"]
     assert stats["loaded"] == 600 - stats["hits"]
@@ -374,54 +254,19 @@ def test_each_host_has_memory_and_a_folder_of_its_own_with_its_own_part(tmp_path
     assert sorted(noted(folder, "decoded")) == list(range(samples))
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, dict[str, Any]], Path]:
-    """What jobs of 4, 2 and 1 ranks have trained on, each from where the one before was stopped."""
-    path = tmp_path_factory.mktemp("trained")
-    found = {}
-    for ranks in (4, 2, 1):
-        folder = path / f"{ranks} ranks"
-        started(folder, "train", ranks, folder=str(path), disk=str(path / "disk")).must_succeed()
-        found[ranks] = result(folder)
-    return found, path
-
-
-def numbers_of(steps: list[Any]) -> list[list[int]]:
-    return [sorted(int(row[0]) for row in step) for step in steps]
-
-
-def seeds_of(steps: list[Any], first: int) -> dict[tuple[int, int], tuple[float, float]]:
-    """The seeds of each sample in each epoch of 5 steps."""
-    return {((first + at) // 5, int(row[0])): tuple(row[1:]) for at, step in enumerate(steps) for row in step}
-
-
-def test_training_that_was_stopped_goes_on_bit_for_bit_on_as_many_ranks(
-    trained: tuple[dict[int, dict[str, Any]], Path],
-) -> None:
-    first = trained[0][4]
-    assert len(first["whole"]) == 15
-    assert first["steps"] == first["whole"][:8]
-    assert first["same"] == first["whole"][7:]  # saved after 7 steps
-    assert len(first["equal"]) > 2
-    assert all(first["equal"])
-
-
-def test_on_any_number_of_ranks_each_step_has_the_same_samples_with_the_same_seeds(
-    trained: tuple[dict[int, dict[str, Any]], Path],
-) -> None:
-    found, path = trained
+def test_on_any_number_of_ranks_each_step_has_the_same_samples_with_the_same_seeds(tmp_path: Path) -> None:
+    """Jobs of 4, 2 and 1 ranks train in turn, each from where the one before was stopped."""
     wanted = []
     for epoch in range(3):
         numbers = order.numbers(np.arange(5 * 8), seed=3, epoch=epoch, samples=43, parts=4)
-        wanted += [sorted(step) for step in numbers.reshape(5, 8).tolist()]
-    whole = found[4]["whole"]
-    assert numbers_of(whole) == wanted
-    seeds = seeds_of(whole, 0)
-    assert len(set(seeds.values())) == len(seeds) == 15 * 8
-    for ranks, begin, end in ((2, 7, 12), (1, 11, 15)):
-        steps = found[ranks]["steps"]
-        assert numbers_of(steps) == wanted[begin:end]
-        own = seeds_of(steps, begin)
-        assert own == {key: seeds[key] for key in own}
-        # what the first job has decoded is on the disk
-        assert not set(noted(path / "4 ranks", "decoded")) & set(noted(path / f"{ranks} ranks", "decoded"))
+        seeds = order.seeds(numbers, seed=3, epoch=epoch).astype(np.float32) / 2.0**31
+        rows = np.concatenate([numbers[:, None], seeds], 1).reshape(5, 8, 3)
+        wanted += [sorted(step) for step in rows.tolist()]
+    decoded: list[int] = []
+    for ranks, begin, end in ((4, 0, 8), (2, 7, 12), (1, 11, 15)):
+        folder = tmp_path / f"{ranks} ranks"
+        started(folder, "train", ranks, folder=str(tmp_path / "job"), disk=str(tmp_path / "disk")).must_succeed()
+        assert [sorted(step) for step in result(folder)] == wanted[begin:end]
+        # what an earlier job has decoded is on the disk
+        assert not set(noted(folder, "decoded")).intersection(decoded)
+        decoded += noted(folder, "decoded")

@@ -74,6 +74,12 @@ def running(hvd: ModuleType) -> None:
 
 
 @pytest.fixture
+def shared(hvd: ModuleType, tmp_path: Path) -> Path:
+    """One folder for all ranks: that of rank 0."""
+    return Path(hvd.broadcast_object(str(tmp_path)))
+
+
+@pytest.fixture
 def rank(hvd: ModuleType) -> int:
     """This process's rank."""
     return int(hvd.rank())

@@ -163,6 +163,7 @@ def test_an_endless_data_set_stays_endless() -> None:
         ((np.arange(64), np.arange(65)), {"batch_size": 1}, "the same number of rows; they have 64, 65"),
         ((), {"batch_size": 1}, "they have no arrays"),
         (np.arange(0), {"batch_size": 1, "own": True}, "has no elements of its own"),
+        (np.arange(0), {"batch_size": 1, "own": True, "steps": 3}, "has no elements of its own"),
         (np.arange(64), {"batch_size": 65, "drop_remainder": True, "own": True}, "must be at most 64"),
         (np.arange(64), {}, "batch_size (None): arrays need one"),
         (np.zeros(64, "M8[s]"), {"batch_size": 2}, "(datetime64[s]): must hold numbers or strings"),

@@ -29,12 +29,6 @@ def closed(hvd: ModuleType) -> Any:
         one.clear()
 
 
-@pytest.fixture
-def shared(hvd: ModuleType, tmp_path: Path) -> Path:
-    """A folder that all ranks know."""
-    return Path(hvd.broadcast_object(str(tmp_path), 0))
-
-
 def make(hvd: ModuleType, counted: Counted, **settings: Any) -> Any:
     settings = {"memory": "8MB", "version": "1", "progress": False, **settings}
     return hvd.DataCache("ranks", SAMPLES, numbered(counted), **settings)
@@ -91,20 +85,6 @@ def test_ranks_that_take_each_others_samples_find_them(hvd: ModuleType, size: in
     assert len(loaded) == len(set(loaded))
 
 
-def test_the_second_job_loads_nothing(hvd: ModuleType, shared: Path, size: int) -> None:
-    first = make(hvd, Counted(), disk=shared, memory=None)
-    first.warm()
-    hvd.barrier()
-    first.close()
-    counted = Counted()
-    cache = make(hvd, counted, disk=shared)
-    numbers = of_all(hvd, numbers_of(epoch(cache.dataset(4, shuffle=True))))
-    assert len(set(numbers)) == len(SAMPLES) // size * size
-    assert counted.times == {}
-    assert cache.stats()["disk_hits"] == len(SAMPLES) // size
-
-
-@pytest.mark.slow
 def test_all_ranks_have_equal_steps_with_a_bad_sample(hvd: ModuleType, shared: Path, rank: int, size: int) -> None:
     if rank == 0:
         write_pictures(shared / "pictures", 24, broken=(7,))
@@ -149,7 +129,6 @@ def test_ranks_with_other_arguments_or_data_are_refused_on_all(
         cache.dataset(4 + rank)
 
 
-@pytest.mark.slow
 def test_the_logs_of_fit_have_the_hits_of_each_epoch(hvd: ModuleType) -> None:
     cache = hvd.DataCache("logged", np.arange(48.0), lambda x: (x[None], x[None] * 2), memory="8MB", progress=False)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,12 @@ class Recorded(keras.Model):
     def call(self, x: Any) -> Any:
         return self.dense(x / 100)
 
+    def noted(self, x: np.ndarray) -> list[Any]:
+        """Give what is written down of the samples of a step."""
+        return x[:, 0].astype(int).tolist()
+
     def train_step(self, data: Any) -> Any:
-        self.seen.append(data[0][:, 0].numpy().astype(int).tolist())
+        self.seen.append(self.noted(data[0].numpy()))
         return super().train_step(data)
 
 
@@ -59,10 +64,18 @@ def fit(data: tf.data.Dataset, *callbacks: keras.callbacks.Callback) -> Recorded
     return model
 
 
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """One directory for all ranks."""
-    return Path(hvd.broadcast_object(str(tmp_path / "job")))
+def of_all_ranks(model: Recorded, data: Any, directory: Path, every: int, crash: int) -> list[list[Any]]:
+    """Train three epochs, from the newest checkpoint, with a crash after so many steps if any are left.
+
+    Returns:
+        What all ranks have written down of each step.
+    """
+    checkpoint = Checkpoint(directory, every=None, every_steps=every)
+    callbacks = hvd.callbacks.synchronized([Crash(crash), checkpoint])
+    with contextlib.suppress(CrashError):
+        model.fit(data, epochs=3, verbose=0, shuffle=False, callbacks=callbacks)
+    ranks = hvd.allgather_object([list(step) for step in model.seen])  # Keras has made it a list of its own
+    return [[row for own in step for row in own] for step in zip(*ranks, strict=True)]
 
 
 def shuffled() -> tf.data.Dataset:

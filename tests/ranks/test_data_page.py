@@ -14,8 +14,8 @@ from tests.ranks.training import assert_same_bits_on_all_ranks
 pytestmark = pytest.mark.ranks(2)
 
 
-def test_the_examples_run(hvd: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(hvd.broadcast_object(str(tmp_path), 0))
+def test_the_examples_run(hvd: ModuleType, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(shared)
     try:
         names = pages.run("docs/data.md", 6)
         first, second = names["history"]["pictures_cache_hits"]

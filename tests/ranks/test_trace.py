@@ -33,12 +33,6 @@ STEPS = 3
 SIZES = (70_001, 5, 0, 3000)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """One folder for all ranks: rank 0's."""
-    return Path(hvd.broadcast_object(str(tmp_path)))
-
-
 def train(name: str, rank: int, size: int, steps: int = STEPS) -> registration.Channel:
     """Steps of a channel of several buckets; the sums are checked."""
     specs = [Tensor(f"g{i}", (n,), "float32") for i, n in enumerate(SIZES)]
@@ -56,14 +50,14 @@ def events_of(merged: merge.Merged, rank: int, category: str) -> list[dict[str, 
     return [event for event in merged.events if event["pid"] == rank and event.get("cat") == category]
 
 
-def test_every_bucket_of_every_rank_is_in_the_merged_trace(folder: Path, rank: int, size: int) -> None:
-    hvd.start_trace(folder)
+def test_every_bucket_of_every_rank_is_in_the_merged_trace(shared: Path, rank: int, size: int) -> None:
+    hvd.start_trace(shared)
     train("traced", rank, size).close()
     hvd.allreduce(tf.ones(3), name="loss")
     path = hvd.stop_trace()
-    assert path == folder / f"rank_{rank}.json"
+    assert path == shared / f"rank_{rank}.json"
     hvd.barrier()
-    merged = merge.read(folder)
+    merged = merge.read(shared)
     assert merged.problems == []
     assert sorted(merged.ranks) == list(range(size))
     assert merged.uncertainty_us < 1e9
@@ -94,9 +88,9 @@ def _same(first: dict[str, Any], second: dict[str, Any]) -> bool:
     return all(first["args"][key] == second["args"][key] for key in ("lane", "step", "bucket"))
 
 
-def test_a_second_trace_replaces_the_first_and_has_nothing_of_it(folder: Path, rank: int, size: int) -> None:
+def test_a_second_trace_replaces_the_first_and_has_nothing_of_it(shared: Path, rank: int, size: int) -> None:
     for name in ("first", "second"):
-        hvd.start_trace(folder)
+        hvd.start_trace(shared)
         channel = train(name, rank, size, steps=8)
         path = hvd.stop_trace()
         channel.close()
@@ -106,26 +100,26 @@ def test_a_second_trace_replaces_the_first_and_has_nothing_of_it(folder: Path, r
     assert seen["otherData"]["size"] == size
     hvd.barrier()
     if rank == 0:  # the files of a trace have the times of its steps
-        model = folder / "model.csv"
-        trace([str(folder), "--model", str(model)], standalone_mode=False)
+        model = shared / "model.csv"
+        trace([str(shared), "--model", str(model)], standalone_mode=False)
         times = planning_times.read(model)
         assert {tensor.name: tensor.elements for tensor in times.tensors} == {f"g{i}": n for i, n in enumerate(SIZES)}
         assert times.computed_s >= times.forward_s > 0
     hvd.barrier()
 
 
-def test_without_a_trace_there_is_nothing_to_stop(folder: Path) -> None:
+def test_without_a_trace_there_is_nothing_to_stop(shared: Path) -> None:
     with pytest.raises(InvalidError, match="no trace is being recorded"):
         hvd.stop_trace()
-    hvd.start_trace(folder)
+    hvd.start_trace(shared)
     with pytest.raises(InvalidError, match="a trace is being recorded already"):
-        hvd.start_trace(folder)
+        hvd.start_trace(shared)
     hvd.stop_trace()
     hvd.barrier()
 
 
-def test_a_folder_that_cannot_be_made_on_one_rank_is_an_error_on_all(folder: Path, rank: int, size: int) -> None:
-    mine = folder / f"mine{rank}"
+def test_a_folder_that_cannot_be_made_on_one_rank_is_an_error_on_all(shared: Path, rank: int, size: int) -> None:
+    mine = shared / f"mine{rank}"
     if rank == size - 1:
         mine.write_text("a file")
     with pytest.raises(InvalidError, match="must be writable; File exists"):
@@ -133,29 +127,29 @@ def test_a_folder_that_cannot_be_made_on_one_rank_is_an_error_on_all(folder: Pat
     assert float(hvd.allreduce(tf.ones(()), op=hvd.Sum, name="after")) == size
 
 
-def test_the_setting_traces_from_init_to_shutdown(folder: Path, rank: int, size: int) -> None:
+def test_the_setting_traces_from_init_to_shutdown(shared: Path, rank: int, size: int) -> None:
     hvd.barrier()
     hvd.shutdown()
     with pytest.raises(NotInitializedError):
-        hvd.start_trace(folder)
-    hvd.init(Options(trace=folder))
+        hvd.start_trace(shared)
+    hvd.init(Options(trace=shared))
     train("whole", rank, size).close()
     hvd.barrier()
     hvd.shutdown()
-    seen = json.loads((folder / f"rank_{rank}.json").read_text())
+    seen = json.loads((shared / f"rank_{rank}.json").read_text())
     assert sum(event.get("cat") == "step" for event in seen["traceEvents"]) == STEPS
     if size > 1:
         with pytest.raises(MismatchError, match="trace must be the same on all ranks"):
-            hvd.init(Options(trace=folder if rank == 0 else None))
+            hvd.init(Options(trace=shared if rank == 0 else None))
     hvd.init()
 
 
 def test_a_file_that_cannot_be_written_does_not_hinder_a_shutdown(
-    folder: Path, rank: int, size: int, capfd: pytest.CaptureFixture[str]
+    shared: Path, rank: int, size: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     hvd.barrier()
     hvd.shutdown()
-    mine = folder / f"of{rank}"
+    mine = shared / f"of{rank}"
     hvd.init(Options(trace=mine))
     mine.rmdir()
     hvd.barrier()
@@ -166,8 +160,8 @@ def test_a_file_that_cannot_be_written_does_not_hinder_a_shutdown(
 
 
 @several
-def test_partial_rounds_are_events_and_are_summed_up(folder: Path, rank: int, capsys: pytest.CaptureFixture) -> None:
-    hvd.start_trace(folder)
+def test_partial_rounds_are_events_and_are_summed_up(shared: Path, rank: int, capsys: pytest.CaptureFixture) -> None:
+    hvd.start_trace(shared)
     variable = keras.Variable(np.zeros(3), dtype="float32")
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), sync="solo", staleness=3)
     for step in range(1, 6):
@@ -176,7 +170,7 @@ def test_partial_rounds_are_events_and_are_summed_up(folder: Path, rank: int, ca
         optimizer.apply([tf.ones(3)], [variable])
     hvd.stop_trace()
     hvd.barrier()
-    merged = merge.read(folder)
+    merged = merge.read(shared)
     for other in sorted(merged.ranks):
         about = [event["args"] for event in events_of(merged, other, "round")]
         assert [one["round"] for one in about] == [1, 2, 3, 4, 5]
@@ -192,7 +186,7 @@ def test_partial_rounds_are_events_and_are_summed_up(folder: Path, rank: int, ca
     hvd.flush(optimizer)
     optimizer.apply([tf.ones(3)], [variable])
     if rank == 0:
-        trace([str(folder), "--summary"], standalone_mode=False)
+        trace([str(shared), "--summary"], standalone_mode=False)
         assert "5 partial rounds" in capsys.readouterr().out
     hvd.barrier()
 

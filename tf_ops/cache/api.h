@@ -99,7 +99,7 @@ int hvd_ext_cache_about(const char* path, HvdExtCacheAbout* about);
 // machine, in bytes. memory_root as in the options.
 int hvd_ext_cache_free_memory(const char* memory_root, int64_t* nbytes);
 
-// For tests: CRC-32C of data, going on from `crc` (0 at first).
+// CRC-32C of data, continuing from `crc` (0 at first).
 uint32_t hvd_ext_cache_crc32c(uint32_t crc, const void* data, int64_t nbytes);
 
 #ifdef __cplusplus

@@ -113,9 +113,12 @@ def test_elements_of_any_structure_made_in_branches_and_loops_come_back() -> Non
         assert last["ragged"].to_list() == [[[0, 1, 2, 3], [4, 5]], [[0, 1, 2, 3, 4], [5, 6]]]
         assert tf.sparse.to_dense(first["sparse"]).numpy().tolist() == np.eye(5)[:4].tolist()
     assert cache.stats()["loaded"] == 6
-    padded = DataCache("padded", np.arange(6), lambda number: tf.range(number), memory="8MB").dataset(6, padding=-1)
-    (batch,) = epoch(padded)
-    assert batch.tolist() == [[column if column < number else -1 for column in range(5)] for number in range(6)]
+    padded = DataCache("padded", np.arange(6), lambda number: (number, tf.range(number)), memory="8MB")
+    for padding in (-1, (0, -1)):
+        ((_, rows),) = epoch(padded.dataset(6, padding=padding))
+        assert rows.tolist() == [[column if column < number else -1 for column in range(5)] for number in range(6)]
+    with pytest.raises(InvalidError, match=r"padding \(.*\): must be one value, or one for each of the 2 parts"):
+        padded.dataset(6, padding=(1, 2, 3))
 
 
 def test_room_for_half_of_the_samples_gives_half_hits(caplog: pytest.LogCaptureFixture) -> None:

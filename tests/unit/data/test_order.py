@@ -38,24 +38,6 @@ def test_orders_and_seeds_are_these_in_numpy_and_in_cpp(
     assert order.seeds(np.array([number]), seed=seed, epoch=epoch).tolist() == [list(seeds)]
 
 
-def test_each_part_is_permuted_in_itself_for_any_numbers_of_samples_and_parts() -> None:
-    drawn = np.random.default_rng(11)
-    cases = [(samples, parts) for samples in range(1, 9) for parts in range(1, samples + 1)]
-    cases += [(int(drawn.integers(9, 5000)), int(drawn.integers(1, 17))) for _ in range(60)]
-    for samples, parts in cases:
-        found = numbers(np.arange(samples), samples, parts, samples - parts, parts)
-        assert np.array_equal(np.sort(found), np.arange(samples)), (samples, parts)
-        assert np.array_equal(found % parts, np.arange(samples) % parts), (samples, parts)
-
-
-def test_seeds_and_epochs_have_different_orders_and_no_shuffle_has_that_of_the_numbers() -> None:
-    orders = [tuple(numbers(np.arange(50), 50, 2, seed, epoch)) for seed in range(3) for epoch in range(3)]
-    assert len(set(orders)) == len(orders)
-    places = np.array([[3, 1], [2, 49]])
-    assert numbers(places, 50, 3, 1, 2, shuffle=False).tolist() == places.tolist()
-    assert numbers(places, 50, 3, 1, 2).shape == places.shape
-
-
 def test_the_seed_of_a_sample_depends_on_seed_epoch_and_number_alone() -> None:
     found = order.seeds(np.arange(1000), seed=4, epoch=2)
     assert (found.dtype, found.shape) == (np.int32, (1000, 2))

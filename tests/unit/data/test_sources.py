@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse
 import tensorflow as tf
 
-from hvd_ext.data import arrays, folders, record_files, tar_files, tfrecord_files
+from hvd_ext.data import arrays, folders, native, record_files, tar_files, tfrecord_files
 from hvd_ext.data.cache import DataCache
 from hvd_ext.errors import InvalidError
 from tests.unit.data.caching import RECORDS, flip_a_bit, read_all
@@ -40,8 +40,9 @@ def write_records(path: Path, records: list[bytes]) -> Path:
 
 def record_head(nbytes: int) -> bytes:
     """Give the head of a record, with its right checksum."""
-    length = np.array([nbytes], "<u8").view(np.uint8)[None]
-    return length.tobytes() + tfrecord_files._masked_crc(length).astype("<u4").tobytes()
+    length = nbytes.to_bytes(8, "little")
+    crc = native.load().hvd_ext_cache_crc32c(0, length, 8)
+    return length + tfrecord_files._masked(crc).to_bytes(4, "little")
 
 
 def test_a_folder_has_its_files_in_order_with_the_labels_of_their_class_folders(classes: Path) -> None:
@@ -243,13 +244,14 @@ def test_rows_of_any_numbers_are_read_from_a_file(tmp_path: Path, dtype: str) ->
 
 def test_arrays_are_known_again_by_their_bytes_and_files_by_their_times(tmp_path: Path) -> None:
     array = np.arange(1000.0)
-    first = arrays.arrays((array, array[::-1]))
-    assert arrays.arrays((array.copy(), array[::-1].copy())).digest == first.digest
-    assert arrays.arrays({"x": array, "y": array[::-1]}).digest != first.digest
+    first = arrays.as_source((array, array[::-1]))
+    assert arrays.as_source((array.copy(), array[::-1].copy())).digest == first.digest
+    assert arrays.as_source({"x": array, "y": array[::-1]}).digest != first.digest
     other = array.copy()
     other[999] += 1
-    assert arrays.arrays((other, array[::-1])).digest != first.digest
-    assert arrays.arrays(np.array(["a", "b"], object)).digest != arrays.arrays(np.array(["a", "c"], object)).digest
+    assert arrays.as_source((other, array[::-1])).digest != first.digest
+    texts = [arrays.as_source(np.array(["a", text], object)).digest for text in "bc"]
+    assert texts[0] != texts[1]
 
 
 def test_an_array_in_a_file_that_was_changed_in_memory_is_read_from_memory(tmp_path: Path) -> None:
@@ -277,7 +279,7 @@ STRINGS = ["a", "b\u00fc"]
 def test_strings_of_every_kind_are_read(dtype: str) -> None:
     texts = [text.encode() if dtype == "S3" else text for text in STRINGS]
     values = np.array(texts, np.dtypes.StringDType() if dtype == "T" else dtype)
-    assert read_all(arrays.arrays(values)) == [text.encode() for text in STRINGS]
+    assert read_all(arrays.as_source(values)) == [text.encode() for text in STRINGS]
 
 
 @pytest.mark.parametrize(
@@ -293,7 +295,7 @@ def test_strings_of_every_kind_are_read(dtype: str) -> None:
 )
 def test_values_that_tensorflow_does_not_have_are_refused_in_words(values: np.ndarray, words: str) -> None:
     with pytest.raises(InvalidError, match=rf"arrays \(.*{words}"):
-        arrays.arrays((np.zeros(1), values))
+        arrays.as_source((np.zeros(1), values))
 
 
 @pytest.mark.parametrize(
@@ -305,13 +307,13 @@ def test_values_that_tensorflow_does_not_have_are_refused_in_words(values: np.nd
         (tar_files.tar, [], "no files were named"),
         (tar_files.tar, "https://host/a.tar", "must be on a local or mounted file system"),
         (tar_files.tar, [3], r"tar \(3\): must be a path"),
-        (arrays.arrays, (np.arange(3), np.arange(4)), "must have the same number of rows; they have 3, 4"),
-        (arrays.arrays, np.zeros((0, 3)), "must have at least one row"),
-        (arrays.arrays, np.float32(3), r"arrays \(a scalar\): each array needs a first dimension"),
+        (arrays.as_source, (np.arange(3), np.arange(4)), "must have the same number of rows; they have 3, 4"),
+        (arrays.as_source, np.zeros((0, 3)), "must have at least one row"),
+        (arrays.as_source, np.float32(3), r"arrays \(a scalar\): each array needs a first dimension"),
         (arrays.as_source, write_records, r"arrays \(function\): must be arrays"),
-        (arrays.arrays, tf.ragged.constant([[1], [2, 3]]), r"arrays \(\w+\): must be dense; make a data set of it"),
-        (arrays.arrays, tf.sparse.from_dense([[1], [0]]), r"arrays \(\w+\): must be dense; make a data set of it"),
-        (arrays.arrays, scipy.sparse.csr_array([[1]]), r"arrays \(\w+\): must be dense; make a data set of it"),
+        (arrays.as_source, tf.ragged.constant([[1], [2, 3]]), r"arrays \(\w+\): must be dense; make a data set of it"),
+        (arrays.as_source, tf.sparse.from_dense([[1], [0]]), r"arrays \(\w+\): must be dense; make a data set of it"),
+        (arrays.as_source, scipy.sparse.csr_array([[1]]), r"arrays \(\w+\): must be dense; make a data set of it"),
         (arrays.as_source, tf.data.Dataset.range(3), "put the cache behind it instead"),
         (arrays.as_source, Path(), r"say what lies there: hvd.data.folder\(path\)"),
     ],
