@@ -164,7 +164,8 @@ def breakdown(
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time without a new row.")] = 900.0,
 ) -> None:
     """Divide a training step into input, computation, top-k, communication and update: each is left out in turns."""
-    from hvd_ext.bench.breakdown import Request, breakdown_table, doubts, draw, measure
+    from hvd_ext.bench.breakdown import breakdown_table, doubts, draw, measure
+    from hvd_ext.bench.breakdown_worker import Request
 
     with command.ended_in_words("hvd_ext bench breakdown"):
         start = command.launched(launcher, ranks)

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,39 +126,17 @@ class Worker:
         Raises:
             JobError: the job has ended, or gave no sign of life for too long.
         """
-        end, sleep_s = time.monotonic() + self._timeout_s, FIRST_POLL_S
-        while True:
-            ended = self.job.status() is not None
-            events = self._follower.new()
-            if answers := [event for event in events if event["kind"] != ALIVE]:
-                return answers[0]
-            if events:
-                end, sleep_s = time.monotonic() + self._timeout_s, FIRST_POLL_S
-            if ended:
-                self.job.wait(self._timeout_s)
-                raise JobError(f"{self.name}: the job ended before its work was done\n{last_words(self.job.log)}")
-            if time.monotonic() > end:
-                raise JobError(
-                    f"{self.name}: no answer within {self._timeout_s:g} s; where it is only slow, allow more with "
-                    f"--timeout\n{last_words(self.job.log)}"
-                )
-            time.sleep(sleep_s)
-            sleep_s = min(2 * sleep_s, LONGEST_POLL_S)
+        silence = "no answer within {:g} s; where it is only slow, allow more with --timeout"
+        for event in events_of(self.job, self._follower, self._timeout_s, self.name, silence):
+            if event["kind"] != ALIVE:
+                return event
+        raise JobError(f"{self.name}: the job ended before its work was done\n{last_words(self.job.log)}")
 
-    def pause(self) -> None:
-        """Stop the ranks where they are."""
-        self._send(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Resume the ranks."""
-        self._send(signal.SIGCONT)
-
-    def _send(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the ranks that have been found."""
         for process in self._ranks:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
-            except psutil.NoSuchProcess:
-                continue
 
 
 class Turns:
@@ -197,21 +175,21 @@ class Turns:
         worker.say(kind, **values)
         return worker.answer()
 
-    def end(self, wait: Callable[[Job], None]) -> None:
-        """Let all jobs end, one after the other; `wait` waits for a job to end well."""
+    def end(self, timeout_s: float) -> None:
+        """Let all jobs end well, one after the other, each in limited time."""
         for worker in self.workers:
             self._let(worker)
             worker.say("end")
-            wait(worker.job)
+            worker.job.wait(timeout_s)
 
     def _let(self, chosen: Worker | None) -> None:
         # If some ranks are on other machines no rank is stopped: half a stopped job is worse than one that polls.
         if self.stopping:
             for worker in self.workers:
                 if worker is not chosen:
-                    worker.pause()
+                    worker.send(signal.SIGSTOP)
         if chosen is not None:
-            chosen.resume()
+            chosen.send(signal.SIGCONT)
 
 
 def check_choices(name: str, values: Sequence[str], valid: Collection[str]) -> None:
@@ -244,25 +222,28 @@ def rotated(values: Sequence[Any], by: int) -> list[Any]:
     return [values[(place + by) % len(values)] for place in range(len(values))]
 
 
-def events_of(job: Job, follower: Follower, timeout_s: float, what: str) -> Iterator[dict[str, Any]]:
+def events_of(
+    job: Job, follower: Follower, timeout_s: float, what: str, silence: str = "no new row for {:g} s"
+) -> Iterator[dict[str, Any]]:
     """Yield the events of a job until it has ended well.
 
     Raises:
-        JobError: the job failed, or had no new event for the timeout.
+        JobError: the job failed, or had no new event for the timeout; `silence` says so.
     """
-    heard = time.monotonic()
+    heard, sleep_s = time.monotonic(), FIRST_POLL_S
     while True:
         ended = job.status() is not None
         events = follower.new()
         yield from events
         if events:
-            heard = time.monotonic()
+            heard, sleep_s = time.monotonic(), FIRST_POLL_S
         if ended:
             job.wait(timeout_s)  # raises where it has failed
             return
         if time.monotonic() - heard > timeout_s:
-            raise JobError(f"{what}: no new row for {timeout_s:g} s\n{last_words(job.log)}")
-        time.sleep(0.1)
+            raise JobError(f"{what}: {silence.format(timeout_s)}\n{last_words(job.log)}")
+        time.sleep(sleep_s)
+        sleep_s = min(2 * sleep_s, LONGEST_POLL_S)
 
 
 def has_horovod() -> bool:
@@ -311,7 +292,7 @@ def compare(
                 turns.join(Worker(name, job, folder, request.timeout_s))
             cluster, topology = cluster_of(turns.hello, request.rate), turns.hello["topology"]
             measured_rows, remarks = measured(cluster, turns)
-            turns.end(lambda job: job.wait(request.timeout_s))
+            turns.end(request.timeout_s)
         rows += measured_rows
         notes += [note for note in remarks if note not in notes]
     return rows, notes, topology

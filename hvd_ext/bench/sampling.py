@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,8 +108,32 @@ def fault_of(result: Any, elements: int, right: Callable[[int], NDArray[np.float
     return ""
 
 
+AnyTask = TypeVar("AnyTask", bound="Argument")
+
+
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Argument:
+    """A task that is one argument of a command: ranks on other hosts may not see the files of this one."""
+
+    @classmethod
+    def read(cls: type[AnyTask], text: str) -> AnyTask:
+        """Read a task that `write` has written."""
+        return cls(**{name: _tuples(value) for name, value in json.loads(text).items()})
+
+    def write(self) -> str:
+        """Write the task as JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+def _tuples(value: Any) -> Any:
+    """Make the lists of a JSON text tuples again."""
+    if isinstance(value, dict):
+        return {name: _tuples(inner) for name, inner in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(Argument):
     """What the ranks of a job receive when they start; the rest follows turn by turn.
 
     Attributes:
@@ -120,16 +144,6 @@ class Task:
     folder: str
     hows: tuple[str, ...]
     check: bool = True
-
-    @classmethod
-    def read(cls, text: str) -> Task:
-        """Read a task that `write` has written."""
-        values = json.loads(text)
-        return cls(**{**values, "hows": tuple(values["hows"])})
-
-    def write(self) -> str:
-        """Write the task as one argument of a command: ranks on other hosts may not see the files of this one."""
-        return json.dumps(dataclasses.asdict(self))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import os
 import sys
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.bench.sampling import Ranks, answer_turns, topology_text
+from hvd_ext.bench.sampling import Argument, Ranks, answer_turns, topology_text
 from hvd_ext.errors import HvdExtError
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ TOLERANCE = 1e-2
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Task(Argument):
     """What the ranks of a job receive when they start.
 
     Attributes:
@@ -46,15 +45,6 @@ class Task:
     batch: int
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def read(cls, text: str) -> Task:
-        """Read a task that `write` has written."""
-        return cls(**json.loads(text))
-
-    def write(self) -> str:
-        """Write the task as one argument of a command: ranks on other hosts may not see our files."""
-        return json.dumps(dataclasses.asdict(self))
 
     def set_environment(self) -> None:
         """Set the variables for this process; MPI and Horovod read them when they start.

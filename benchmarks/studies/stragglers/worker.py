@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import os
 import sys
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.studies.stragglers.workloads import WORKLOADS, Workload
-from hvd_ext.bench.sampling import FIRST_SLEEP_S, Ranks, answer_turns, topology_text
+from hvd_ext.bench.sampling import FIRST_SLEEP_S, Argument, Ranks, answer_turns, topology_text
 
 if TYPE_CHECKING:
     import keras
@@ -40,7 +39,7 @@ AUTO_UNDELAYED_STEPS = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Task(Argument):
     """What the ranks of a job are told when they start.
 
     Attributes:
@@ -52,15 +51,6 @@ class Task:
     folder: str
     seed: int
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def read(cls, text: str) -> Task:
-        """Read a task that `write` has written."""
-        return cls(**json.loads(text))
-
-    def write(self) -> str:
-        """Write the task as one argument of a command: ranks on other hosts may not see our files."""
-        return json.dumps(dataclasses.asdict(self))
 
     def set_environment(self) -> None:
         """Set the variables for this process; MPI and Horovod read them when they start."""
