@@ -37,10 +37,6 @@ PlotFile = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Draw the rows, also those kept, into this PNG file.")
 ]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="Longest time without an answer of a job.")]
-Output = Annotated[Path, typer.Option(metavar="FILE", help="The PNG file.")]
-Only = Annotated[
-    str, typer.Option(metavar="NAMES", help="What is drawn, with commas; six lines at most, a bound is one of them.")
-]
 
 
 def ranks_option(default: str) -> Any:

@@ -7,6 +7,7 @@ by a cluster of addresses, which MPI gathers here.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import socket
@@ -61,7 +62,7 @@ class StrategyLearner:
 
         from hvd_ext.bench.training_model import RATE, layers
 
-        self._data, self._steps = data, 0
+        self._batches = itertools.cycle(data)
         with strategy.scope():
             self.model = tf_keras.Sequential(layers(task.model, task.width, tf_keras))
             self.optimizer = tf_keras.optimizers.SGD(RATE)
@@ -82,9 +83,7 @@ class StrategyLearner:
 
     def step(self) -> float:
         """Train one batch and give its loss."""
-        images, labels = self._data[self._steps % len(self._data)]
-        self._steps += 1
-        return float(self._step(images, labels))
+        return float(self._step(*next(self._batches)))
 
     def weights(self) -> NDArray[np.float32]:
         """Give the trained weights, float32 [parameters]."""

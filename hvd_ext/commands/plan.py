@@ -264,7 +264,3 @@ def table_of(entries: tuple[explaining.Entry, ...], winner: str, kinds: tuple[st
         style = "bold" if entry.name == winner else None
         table.add_row(entry.name, price, rounds, *loads, entry.verdict, style=style)
     return table
-
-
-if __name__ == "__main__":
-    app(prog_name="python -m hvd_ext plan")

@@ -291,7 +291,3 @@ def _line(text: str) -> lane.Table:
             f"--allreduce-cost {text!r}: must be the seconds of a start and those of a byte, as in 5.7e-3,4.4e-9"
         )
     return lane.line(a_s, b_s_per_byte)
-
-
-if __name__ == "__main__":
-    app(prog_name="python -m hvd_ext simulate")

@@ -102,7 +102,3 @@ def remarks(steps: Sequence[summary.Step], uncertainty_us: float) -> list[str]:
 
 def _ms(us: float) -> str:
     return f"{us / 1e3:.3f}"
-
-
-if __name__ == "__main__":
-    app(prog_name="python -m hvd_ext trace")

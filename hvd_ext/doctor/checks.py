@@ -230,18 +230,19 @@ def horovod() -> Finding:
 def compiler() -> Finding:
     """There is a C++ compiler for the native build."""
     program = native.find_compiler(_environment()["PATH"])
-    if not program:
-        return Finding("C++ compiler", State.OPTIONAL, "none on PATH; only building needs it", versions.COMPILER)
-    return Finding("C++ compiler", State.OK, child.first_line([program, "--version"], _environment()) or program)
+    return _of_build("C++ compiler", program, "none on PATH", versions.COMPILER)
 
 
 def cmake() -> Finding:
     """There is a cmake for the native build."""
     program = native.find_cmake(_environment()["PATH"])
+    return _of_build("cmake", program, "not found", versions.pip(versions.CMAKE, versions.NINJA))
+
+
+def _of_build(part: str, program: str, absent: str, mend: str) -> Finding:
     if not program:
-        mend = versions.pip(versions.CMAKE, versions.NINJA)
-        return Finding("cmake", State.OPTIONAL, "not found; only building needs it", mend)
-    return Finding("cmake", State.OK, child.first_line([program, "--version"], _environment()) or program)
+        return Finding(part, State.OPTIONAL, f"{absent}; only building needs it", mend)
+    return Finding(part, State.OK, child.first_line([program, "--version"], _environment()) or program)
 
 
 def cluster_tools() -> Finding:

@@ -9,7 +9,7 @@ from typing import Any
 from hvd_ext.doctor import job_hosts as hosts
 from hvd_ext.doctor.checks import Finding, State, flavour
 from hvd_ext.doctor.job_facts import family
-from hvd_ext.doctor.job_words import Answers, by_value, differing, rank_of, ranks
+from hvd_ext.doctor.job_hosts import Answers, by_value, differing, rank_of, ranks
 from hvd_ext.engine import versions
 
 MIB = 1 << 20

@@ -1,18 +1,53 @@
-"""The doctor's verdicts on a job's hosts: pure functions of what ranks report about networks, cores, GPUs, memory."""
+"""The doctor's verdicts on a job's hosts: pure functions of what ranks report about networks, cores, GPUs, memory.
+
+How messages name ranks, and say which of them differ, is here too.
+"""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from hvd_ext.doctor.checks import Finding, State
-from hvd_ext.doctor.job_words import Answers, by_value
 
 MIB = 1 << 20
 # What Open MPI keeps in /dev/shm for each rank of a host with its default sizes (btl vader), plus a margin.
 SHM_RANK_NBYTES = 16 * MIB
 UNBOUND = "mpirun --bind-to none"
+Answers = Sequence[Mapping[str, Any]]
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Name ranks in words: "rank 3", or "ranks 0-2, 5"."""
+    ordered = sorted(numbers)
+    parts: list[list[int]] = []
+    for number in ordered:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    text = ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+    return f"rank {text}" if len(ordered) == 1 else f"ranks {text}"
+
+
+def by_value(answers: Answers, value: Callable[[Mapping[str, Any]], Any]) -> dict[Any, list[int]]:
+    """Group the ranks by a value of their answers: each value with its ranks."""
+    groups: dict[Any, list[int]] = {}
+    for number, answer in enumerate(answers):
+        groups.setdefault(value(answer), []).append(rank_of(number, answer, answers))
+    return groups
+
+
+def differing(groups: Mapping[Any, Sequence[int]]) -> str:
+    """Say in words which ranks have which value."""
+    return "; ".join(f"{value or 'nothing'} ({ranks(numbers)})" for value, numbers in groups.items())
+
+
+def rank_of(number: int, answer: Mapping[str, Any], answers: Answers) -> int:
+    """Return the rank that gave an answer; if there is only one answer, it may come from another rank than 0."""
+    return number if len(answers) > 1 or answer["rank"] is None else int(answer["rank"])
 
 
 def machines(answers: Answers) -> list[Finding]:
@@ -62,17 +97,16 @@ def network(answers: Answers, met: bool) -> Finding:
 def cores(answers: Answers) -> Finding:
     """Each host has enough cores for its ranks."""
     words, state, mend = [], State.OK, ""
-    for host, numbers in by_value(answers, lambda answer: answer["host"]).items():
-        answer = next(report for report in answers if report["host"] == host)
-        if not answer["cores"]:
+    for host, of_host in _hosts(answers).items():
+        if not of_host[0]["cores"]:
             continue
-        usable, there = answer["cores"]
-        words.append(f"{host}: {len(numbers)} rank{'s' * (len(numbers) > 1)}, {there} cores")
-        if len(numbers) > there:
+        count, (usable, there) = len(of_host), of_host[0]["cores"]
+        words.append(f"{host}: {count} rank{'s' * (count > 1)}, {there} cores")
+        if count > there:
             state = State.OPTIONAL
             words[-1] += ": the ranks take turns"
             mend = mend or "start fewer ranks on each host; speeds measured like this mean nothing"
-        elif usable < there and usable < there // len(numbers):
+        elif usable < there and usable < there // count:
             state, mend = State.OPTIONAL, UNBOUND
             words[-1] += f", and each rank is bound to {usable}: TensorFlow's threads share them"
     return Finding("cores", state, "; ".join(words) or "unknown", mend)
@@ -81,21 +115,18 @@ def cores(answers: Answers) -> Finding:
 def gpus(answers: Answers) -> list[Finding]:
     """On hosts with GPUs, each rank has its own GPU."""
     findings = []
-    for host, numbers in by_value(answers, lambda answer: answer["host"]).items():
-        of_host = [answer for answer in answers if answer["host"] == host]
-        seen = next((answer["gpus"] for answer in of_host if answer["gpus"]), 0)
+    for host, of_host in _hosts(answers).items():
+        count, seen = len(of_host), next((answer["gpus"] for answer in of_host if answer["gpus"]), 0)
         visible = [answer["visible"] for answer in of_host]
-        apart = seen == 1 and None not in visible and len(set(visible)) == len(of_host)
+        apart = seen == 1 and None not in visible and len(set(visible)) == count
         if not seen or apart:
             continue
-        words = f"host {host}: {seen} for {len(numbers)} ranks"
-        if seen < len(numbers):
+        words = f"host {host}: {seen} for {count} ranks"
+        if seen < count:
             mend = f"{seen} ranks on each host (mpirun --map-by ppr:{seen}:node), or CUDA_VISIBLE_DEVICES=-1"
             findings.append(Finding("GPUs", State.WRONG, f"{words}: some ranks would have no GPU", mend))
-        elif seen > len(numbers):
-            findings.append(
-                Finding("GPUs", State.OPTIONAL, f"{words}: {seen - len(numbers)} idle", "a rank for each GPU")
-            )
+        elif seen > count:
+            findings.append(Finding("GPUs", State.OPTIONAL, f"{words}: {seen - count} idle", "a rank for each GPU"))
         else:
             findings.append(Finding("GPUs", State.OK, f"{words}; hvd_ext.pin_gpu() gives each rank its own"))
     return findings
@@ -104,10 +135,9 @@ def gpus(answers: Answers) -> list[Finding]:
 def memory(answers: Answers) -> list[Finding]:
     """Each host has enough shared memory for its ranks, and enough memory that a fabric may lock."""
     findings = []
-    for host, numbers in by_value(answers, lambda answer: answer["host"]).items():
-        answer = next(report for report in answers if report["host"] == host)
-        need = SHM_RANK_NBYTES * len(numbers)
-        if len(numbers) > 1 and answer["shm"] and answer["shm"][0] < need:
+    for host, of_host in _hosts(answers).items():
+        answer, need = of_host[0], SHM_RANK_NBYTES * len(of_host)
+        if len(of_host) > 1 and answer["shm"] and answer["shm"][0] < need:
             free, there = (nbytes // MIB for nbytes in answer["shm"])
             seen = f"/dev/shm of host {host} has {free} MiB free of {there} MiB, MPI may need {need // MIB} MiB"
             findings.append(Finding("shared memory", State.OPTIONAL, seen, "docker run --shm-size=1g, or the like"))
@@ -116,6 +146,11 @@ def memory(answers: Answers) -> list[Finding]:
             mend = "ulimit -l unlimited, where the daemon of the launcher starts"
             findings.append(Finding("locked memory", State.OPTIONAL, seen, mend))
     return findings
+
+
+def _hosts(answers: Answers) -> dict[str, list[Mapping[str, Any]]]:
+    """Group the answers by host."""
+    return {host: [one for one in answers if one["host"] == host] for host in by_value(answers, itemgetter("host"))}
 
 
 def _listed(networks: Sequence[Sequence[str]]) -> str:

@@ -12,7 +12,7 @@ from hvd_ext.doctor import job_checks, job_facts, job_hosts, machine
 from hvd_ext.doctor.checks import Finding, State
 from hvd_ext.doctor.job_checks import judge
 from hvd_ext.doctor.job_facts import Facts
-from hvd_ext.doctor.job_words import ranks
+from hvd_ext.doctor.job_hosts import ranks
 
 OPEN_MPI = {"said": "Open MPI v4.1.8, package: Open MPI", "mapped": ["/venv/lib/libmpi.so.40"]}
 MPICH = {"said": "MPICH Version:      5.0.2", "mapped": ["/usr/lib/libmpi.so.12"]}
