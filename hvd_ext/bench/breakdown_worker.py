@@ -258,15 +258,11 @@ def measured(request: Request, folder: Path) -> Iterator[dict[str, Any]]:
         A row for each scheme and size: the seconds of each variant, and of each part, medians and samples.
     """
     import hvd_ext as hvd
+    from hvd_ext.bench.expected import Cluster
     from hvd_ext.bench.pictures import write_pictures
     from hvd_ext.job import runtime
 
-    hosts = runtime.current().hosts
-    place = {
-        "ranks": hvd.size(),
-        "hosts": len(set(hosts)),
-        "ranks_per_host": [hosts.count(host) for host in dict.fromkeys(hosts)],
-    }
+    place = Cluster(tuple(runtime.current().hosts), runtime.current().tree).place
     for first in (True, False):  # hosts may share the folder
         if (hvd.rank() == 0) == first and hvd.local_rank() == 0:
             write_pictures(folder, PICTURES)

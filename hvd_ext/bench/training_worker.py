@@ -65,19 +65,6 @@ def parts_of(contestant: str) -> tuple[str, str]:
     return algorithm, buckets
 
 
-class AveragingRanks(Ranks):
-    """All ranks, which average arrays without help of a contestant."""
-
-    def average(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Give all ranks the average of their arrays, which have one shape; the wait for slow ranks is asleep."""
-        from mpi4py import MPI
-
-        total = np.empty_like(values)
-        self.meet()
-        MPI.COMM_WORLD.Allreduce(values, total, op=MPI.SUM)
-        return total / np.float32(self.size)
-
-
 # From the name of a contestant to its ways, by name, of which the fastest is kept.
 Make = Callable[[str], "dict[str, Learner]"]
 
@@ -85,7 +72,7 @@ Make = Callable[[str], "dict[str, Learner]"]
 class Contest:
     """The models that train in one job; all ranks use it alike."""
 
-    def __init__(self, plain: Learner, ranks: AveragingRanks) -> None:
+    def __init__(self, plain: Learner, ranks: Ranks) -> None:
         """Take the first step of the model with the plain optimizer: its average is what the first update must be."""
         self._ranks = ranks
         self._before = plain.weights()
@@ -198,7 +185,7 @@ def serve(
         chosen: tells after the first step which algorithm runs.
         laid_out: tells after the last step which algorithm runs, and which buckets there are.
     """
-    ranks = AveragingRanks()
+    ranks = Ranks()
     contests: list[Contest] = []
 
     def answer(turn: dict[str, Any]) -> tuple[str, dict[str, Any]]:
