@@ -19,7 +19,7 @@ from benchmarks.studies.stragglers import results as stragglers
 from benchmarks.studies.topk import results as topk
 from hvd_ext.bench import results, table
 from tests.unit.bench.rows import FACTS, KEPT, ROWS
-from tests.unit.bench.test_table import shown
+from tests.unit.bench.test_results import shown
 
 Result = dict[str, Any]
 # By the file of a kept result: its tables, the words about a wrong row, and what they are.

@@ -238,8 +238,8 @@ class Sampler:
         self._contestants, self._elements, self._ranks, self._check = contestants, elements, ranks, check
         self._calls = [1] * len(contestants)
         self.first_s: list[float] = []
-        self._wrong: list[list[str]] = []
-        for index in range(len(contestants)):
+        self._facts: list[dict[str, Any]] = []
+        for index, contestant in enumerate(contestants):
             warmup = [self.sample(index, warm=False)]
             # the very first call may be slow for reasons of its own; later ones show whether calls are short
             limit_s = FIRST_IS_LONG_S
@@ -247,29 +247,18 @@ class Sampler:
                 warmup.append(self.sample(index, warm=False))
                 limit_s = SHORT_S
             call_s = min(sample["seconds"] for sample in warmup)
-            self._wrong.append([words for sample in warmup for words in sample["wrong"]])
             if call_s < SHORT_S:
                 needed = math.ceil(SAMPLE_S / max(call_s, 1e-9))
                 self._calls[index] = max(1, min(needed, MOST_CALLS, MOST_BYTES_KEPT // max(4 * elements, 1)))
             self.first_s.append(call_s)
+            fact = {name: getattr(contestant, name) for name in ("algorithm", "how", "chosen", "segment_bytes")}
+            fact |= {"calls_per_sample": self._calls[index], "sample_seconds": self._calls[index] * call_s}
+            self._facts.append({**fact, "wrong": [words for sample in warmup for words in sample["wrong"]]})
             tell()
 
     def facts(self) -> list[dict[str, Any]]:
         """Give what the parent must know of each contestant: how long a sample will take, what was wrong so far."""
-        return [
-            {
-                "algorithm": contestant.algorithm,
-                "how": contestant.how,
-                "chosen": contestant.chosen,
-                "segment_bytes": contestant.segment_bytes,
-                "calls_per_sample": calls,
-                "sample_seconds": calls * call_s,
-                "wrong": wrong,
-            }
-            for contestant, calls, call_s, wrong in zip(
-                self._contestants, self._calls, self.first_s, self._wrong, strict=True
-            )
-        ]
+        return self._facts
 
     def sample(self, index: int, warm: bool = True) -> dict[str, Any]:
         """Take one sample.

@@ -86,7 +86,7 @@ ELSEWHERE = {
     "python -m benchmarks.studies hitopk --topology *": "benchmarks/tests/test_hitopk.py",
     "python -m benchmarks.studies plot-hitopk *": "benchmarks/tests/test_plots.py",
     "python -m benchmarks.studies convergence *": "benchmarks/tests/test_jobs.py",
-    "python -m benchmarks.studies recipe *": "benchmarks/tests/test_recipe_jobs.py",
+    "python -m benchmarks.studies recipe *": "benchmarks/tests/test_jobs.py",
     "python -m benchmarks.studies plot-convergence *": "benchmarks/tests/test_plots.py",
     "*benchmarks/gpu.sh*": "benchmarks/tests/test_gpu.py",
     "python tests/native/gpu/compare_torch.py *": "tests/native/gpu/test_library.py",
