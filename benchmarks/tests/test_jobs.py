@@ -44,7 +44,7 @@ def spoil(self):
         self._outputs[1][7] += 1
     return right(self)
 worker.Stage._fault = spoil
-worker.main(sys.argv[-1])
+worker.main(*sys.argv[-2:])
 """
 PLAN = """
 hosts: [1, 1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -84,9 +83,10 @@ class Request:
     @property
     def jobs(self) -> dict[str, str]:
         """The jobs that live at the same time: the modules that their ranks run, by name."""
-        ours = {"hvd_ext": "allreduce_worker"} if set(self.algorithms) - {"horovod"} else {}
-        theirs = {"Horovod": "allreduce_horovod"} if "horovod" in self.algorithms and has_horovod() else {}
-        return ours | theirs
+        jobs = {"hvd_ext": "hvd_ext.bench.allreduce_worker"} if set(self.algorithms) - {"horovod"} else {}
+        if "horovod" in self.algorithms and has_horovod():
+            jobs["Horovod"] = "hvd_ext.bench.allreduce_horovod"
+        return jobs
 
     def memory_of(self, nbytes: int) -> int:
         """Give the bytes that one rank of each job needs for buffers of a size, all jobs together."""
@@ -109,12 +109,8 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
     if not request.jobs:
         raise InvalidError(f"algorithms ({', '.join(request.algorithms)}): {NO_HOROVOD}")
 
-    def arguments(name: str, folder: str) -> list[str]:
-        theirs = tuple(how for how in request.hows if how != "engine") or ("graph",)
-        hows = theirs if name == "Horovod" else request.hows
-        return [f"hvd_ext.bench.{request.jobs[name]}", Task(folder, hows, request.check).write()]
-
-    jobs = {name: functools.partial(arguments, name) for name in request.jobs}
+    hows = {"hvd_ext": request.hows, "Horovod": tuple(how for how in request.hows if how != "engine") or ("graph",)}
+    jobs = {name: (module, Task(hows[name], request.check)) for name, module in request.jobs.items()}
     rows, notes, topology = compare(
         request, launcher, jobs, lambda cluster, turns: _measured(request, cluster, turns, tell), tell
     )

@@ -1,4 +1,4 @@
-"""One rank that measures all but Horovod: `LAUNCHER python -m hvd_ext.bench.allreduce_worker TASK`."""
+"""One rank that measures all but Horovod: `LAUNCHER python -m hvd_ext.bench.allreduce_worker FOLDER TASK`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_ext.bench.results import BASELINES
-from hvd_ext.bench.sampling import Contestant, Task, serve, topology_text, values_of
+from hvd_ext.bench.sampling import Contestant, Task, serve, values_of
 
 
 class Buffers:
@@ -166,16 +166,16 @@ def _measured() -> str:
     return "" if links is None or links.source == network.ASSUMED else write.text(links.tree)
 
 
-def main(text: str) -> None:
+def main(folder: str, text: str) -> None:
     """Serve the parent, which has written the task."""
     from hvd_ext.job import process
 
     task = Task.read(text)
     process.init()
     buffers = Buffers(task.hows)
-    serve(buffers.contestants, task, buffers.release, topology_text() or _measured())
+    serve(buffers.contestants, folder, task.check, buffers.release, _measured())
     process.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

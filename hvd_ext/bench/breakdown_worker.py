@@ -294,19 +294,19 @@ def measured(request: Request, folder: Path) -> Iterator[dict[str, Any]]:
         trainings.close()
 
 
-def main(events: str, text: str) -> None:
-    """Measure what the parent has asked for, and write the rows into the folder of events."""
+def main(folder: str, text: str) -> None:
+    """Measure what the parent has asked for; rank 0 writes the rows as events."""
     import hvd_ext as hvd
 
     hvd.init()
-    folder = Path(tempfile.gettempdir()) / f"{Path(events).name}_pictures"
+    pictures = Path(tempfile.gettempdir()) / f"{Path(folder).name}_pictures"
     try:
-        for row in measured(Request.read(text), folder):
+        for row in measured(Request.read(text), pictures):
             if hvd.rank() == 0:
-                emit(Path(events) / EVENTS, "row", row=row)
+                emit(Path(folder) / EVENTS, "row", row=row)
         hvd.barrier()
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(pictures, ignore_errors=True)
     hvd.shutdown()
 
 

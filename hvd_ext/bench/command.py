@@ -40,7 +40,7 @@ Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="Longest time wi
 
 
 def ranks_option(default: str) -> Any:
-    """Give the option --ranks for an annotation; `default` is what `ranks_of` takes."""
+    """Give the option --ranks for an annotation; `default` is what `launched` takes."""
     return typer.Option(
         metavar="N,N,...", help=f"Numbers of ranks on this host, with commas; {default} without a launcher."
     )
@@ -73,8 +73,11 @@ def only_on_rank_0() -> None:
         raise typer.Exit
 
 
-def launched(line: str | None, ranks: str | None) -> Launcher:
+def launched(line: str | None, ranks: str | None, default: str) -> tuple[Launcher, tuple[int, ...]]:
     """Find out how to start jobs from --launcher and --ranks.
+
+    Returns:
+        What starts jobs, and the numbers of ranks of the jobs on this host; none where a launcher has its own.
 
     Raises:
         typer.BadParameter: both say how many ranks there are.
@@ -83,12 +86,7 @@ def launched(line: str | None, ranks: str | None) -> Launcher:
     start = choose(line, os.environ)
     if start.line and ranks is not None:
         raise typer.BadParameter("the launcher says how many ranks there are", param_hint="--ranks")
-    return start
-
-
-def ranks_of(start: Launcher, ranks: str | None, default: str) -> tuple[int, ...]:
-    """Give the numbers of ranks of the jobs on this host, from --ranks; none where a launcher has its own."""
-    return () if start.line else numbers("--ranks", ranks or default)
+    return start, () if start.line else numbers("--ranks", ranks or default)
 
 
 def bytes_per_second(rate: str | None) -> float | None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from hvd_ext.bench.sampling import ALIVE, EVENTS, TURNS, Follower, emit
+from hvd_ext.bench.sampling import ALIVE, EVENTS, TURNS, Argument, Follower, emit
 from hvd_ext.errors import InvalidError
 from hvd_ext.runner.launcher import RANK_VARIABLES, Job, JobError, job_environment, last_words, mpirun
 
@@ -127,7 +127,7 @@ class Worker:
             JobError: the job has ended, or gave no sign of life for too long.
         """
         silence = "no answer within {:g} s; where it is only slow, allow more with --timeout"
-        for event in events_of(self.job, self._follower, self._timeout_s, self.name, silence):
+        for event in events_of(self.job, self._follower, self._timeout_s, self.name, silence, LONGEST_POLL_S):
             if event["kind"] != ALIVE:
                 return event
         raise JobError(f"{self.name}: the job ended before its work was done\n{last_words(self.job.log)}")
@@ -223,7 +223,12 @@ def rotated(values: Sequence[Any], by: int) -> list[Any]:
 
 
 def events_of(
-    job: Job, follower: Follower, timeout_s: float, what: str, silence: str = "no new row for {:g} s"
+    job: Job,
+    follower: Follower,
+    timeout_s: float,
+    what: str,
+    silence: str = "no new row for {:g} s",
+    longest_poll_s: float = 0.1,
 ) -> Iterator[dict[str, Any]]:
     """Yield the events of a job until it has ended well.
 
@@ -243,7 +248,7 @@ def events_of(
         if time.monotonic() - heard > timeout_s:
             raise JobError(f"{what}: {silence.format(timeout_s)}\n{last_words(job.log)}")
         time.sleep(sleep_s)
-        sleep_s = min(2 * sleep_s, LONGEST_POLL_S)
+        sleep_s = min(2 * sleep_s, longest_poll_s)
 
 
 def has_horovod() -> bool:
@@ -254,7 +259,7 @@ def has_horovod() -> bool:
 def compare(
     request: Any,
     launcher: Launcher,
-    jobs: Mapping[str, Callable[[str], list[str]]],
+    jobs: Mapping[str, tuple[str, Argument]],
     measured: Callable[[Cluster, Turns], tuple[list[dict[str, Any]], list[str]]],
     tell: Tell,
 ) -> tuple[list[dict[str, Any]], list[str], str]:
@@ -263,7 +268,7 @@ def compare(
     Args:
         request: has `ranks`, the numbers of ranks on this host (empty where the launcher says it), `rate`, see
             `Cluster`, and `timeout_s`, the longest time without an answer of a job.
-        jobs: by name, the module and the arguments of a rank, for a folder of turns and events.
+        jobs: by name, the module that a rank runs and its task; it receives them with a folder of turns and events.
         measured: gives the jobs their turns; returns rows and notes.
 
     Returns:
@@ -282,12 +287,12 @@ def compare(
         # The folders are removed first: a command that a signal ends may be killed before all its jobs have ended.
         with ExitStack() as stack, ExitStack() as folders:
             turns = Turns()
-            for name, arguments in jobs.items():
+            for name, (module, task) in jobs.items():
                 tell(f"{name} starts", 0)
                 # a rank may still write while its folder is removed
                 temporary = tempfile.TemporaryDirectory(prefix="hvd_ext-bench-", ignore_cleanup_errors=True)
                 folder = Path(folders.enter_context(temporary))
-                command = launcher.command(count, [sys.executable, "-m", *arguments(str(folder))])
+                command = launcher.command(count, [sys.executable, "-m", module, str(folder), task.write()])
                 job = stack.enter_context(Job(command, folder / "log", job_environment()))
                 turns.join(Worker(name, job, folder, request.timeout_s))
             cluster, topology = cluster_of(turns.hello, request.rate), turns.hello["topology"]

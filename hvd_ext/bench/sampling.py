@@ -14,7 +14,7 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -137,11 +137,9 @@ class Task(Argument):
     """What the ranks of a job receive when they start; the rest follows turn by turn.
 
     Attributes:
-        folder: where rank 0 follows the turns and writes the events.
         hows: how to call, of "graph", "engine", "eager".
     """
 
-    folder: str
     hows: tuple[str, ...]
     check: bool = True
 
@@ -300,32 +298,34 @@ class Sampler:
 Answer = Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]
 
 
-def topology_text(environ: Mapping[str, str] | None = None) -> str:
+def topology_text() -> str:
     """Give the YAML text of the topology that the environment names; empty if it names none that can be read."""
-    path = (os.environ if environ is None else environ).get("HVD_EXT_TOPOLOGY", "")
+    path = os.environ.get("HVD_EXT_TOPOLOGY", "")
     try:
         return Path(path).read_text(encoding="utf-8") if path else ""
     except OSError:
         return ""
 
 
-def answer_turns(folder: Path, ranks: Ranks, answer: Answer, topology: str = "") -> None:
+def answer_turns(folder: str, ranks: Ranks, answer: Answer, links: str = "") -> None:
     """Answer the parent's turns until it says "end"; MPI must have been started. A failure ends the whole job.
 
     Args:
+        folder: where rank 0 follows the turns and writes the events.
+        links: the YAML text of a topology, for a job whose environment names none.
         answer: takes a turn and gives the kind and the values of the event that answers it; it is called for "end" too,
             which is not answered.
     """
     try:
         hosts = ranks.gather(platform.node())
-        if ranks.rank == 0 and not folder.is_dir():
+        if ranks.rank == 0 and not Path(folder).is_dir():
             raise HvdExtError(
                 f"folder ({folder}): rank 0 on {hosts[0]} does not see it; start the benchmark on that host, or set "
                 "TMPDIR to a folder that all hosts share"
             )
-        events = folder / EVENTS if ranks.rank == 0 else None
-        emit(events, "hello", hosts=hosts, topology=topology)
-        follower = Follower(folder / TURNS)
+        events = Path(folder) / EVENTS if ranks.rank == 0 else None
+        emit(events, "hello", hosts=hosts, topology=topology_text() or links)
+        follower = Follower(Path(folder) / TURNS)
         while (turn := ranks.broadcast(_next_turn(follower) if ranks.rank == 0 else None))["kind"] != "end":
             kind, values = answer(turn)
             emit(events, kind, **values)
@@ -345,17 +345,18 @@ def _next_turn(follower: Follower) -> dict[str, Any]:
 
 def serve(
     make: Make,
-    task: Task,
+    folder: str,
+    check: bool = True,
     release: Callable[[], None] = lambda: None,
-    topology: str = "",
+    links: str = "",
     kind: type[Sampler] = Sampler,
 ) -> None:
     """Measure sums of buffers as the parent says; see `answer_turns`."""
-    ranks, folder = Ranks(), Path(task.folder)
+    ranks = Ranks()
     samplers: list[Sampler] = []
 
     def alive() -> None:
-        emit(folder / EVENTS if ranks.rank == 0 else None, ALIVE)
+        emit(Path(folder) / EVENTS if ranks.rank == 0 else None, ALIVE)
 
     def answer(turn: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if turn["kind"] == "measure":
@@ -370,7 +371,7 @@ def serve(
         if turn["kind"] == "end":
             return "ended", {}
         elements = turn["bytes"] // 4
-        samplers.append(kind(make(elements, turn["algorithms"]), elements, ranks, task.check, alive))
+        samplers.append(kind(make(elements, turn["algorithms"]), elements, ranks, check, alive))
         return "opened", {"contestants": samplers[0].facts()}
 
-    answer_turns(folder, ranks, answer, topology)
+    answer_turns(folder, ranks, answer, links)

@@ -1,4 +1,4 @@
-"""One rank that trains with TensorFlow's own means: `LAUNCHER python -m hvd_ext.bench.training_strategy TASK`.
+"""One rank that trains with TensorFlow's own means: `LAUNCHER python -m hvd_ext.bench.training_strategy FOLDER TASK`.
 
 That is MultiWorkerMirroredStrategy with the model in tf_keras, because it fails with Keras 3. Its ranks find each other
 by a cluster of addresses, which MPI gathers here.
@@ -90,7 +90,7 @@ class StrategyLearner:
         return np.concatenate([np.asarray(weight).ravel() for weight in self.model.get_weights()])
 
 
-def main(text: str) -> None:
+def main(folder: str, text: str) -> None:
     """Serve the parent, which has written the task."""
     task = Task.read(text)
     task.set_environment()
@@ -112,9 +112,9 @@ def main(text: str) -> None:
         weights = [np.asarray(weight) for weight in plain.model.trainable_weights]
         return {"": StrategyLearner(task, data, weights, strategy)}
 
-    serve(task, make)
+    serve(folder, make)
     process.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

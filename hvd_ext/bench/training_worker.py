@@ -1,4 +1,4 @@
-"""One rank that trains with hvd_ext: `LAUNCHER python -m hvd_ext.bench.training_worker TASK`; Horovod's uses it too."""
+"""A rank that trains with hvd_ext: `LAUNCHER python -m hvd_ext.bench.training_worker FOLDER TASK`; Horovod's too."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.bench.sampling import Argument, Ranks, answer_turns, topology_text
+from hvd_ext.bench.sampling import Argument, Ranks, answer_turns
 from hvd_ext.errors import HvdExtError
 
 if TYPE_CHECKING:
@@ -34,12 +33,10 @@ class Task(Argument):
     """What the ranks of a job receive when they start.
 
     Attributes:
-        folder: where rank 0 follows the turns and writes the events.
         environment: variables that are set before MPI starts.
         options: keywords of our optimizer, as texts.
     """
 
-    folder: str
     model: str
     width: int
     batch: int
@@ -173,7 +170,7 @@ def _fingerprint(weights: NDArray[np.float32]) -> str:
 
 
 def serve(
-    task: Task,
+    folder: str,
     make: Make,
     chosen: Callable[[Learner], str] = lambda learner: "",
     laid_out: Callable[[Learner], dict[str, Any]] = lambda learner: {},
@@ -204,10 +201,10 @@ def serve(
             return "checked", {"wrong": [[], *wrong], "layouts": contests[0].layouts(laid_out)}
         return "ended", {}
 
-    answer_turns(Path(task.folder), ranks, answer, topology_text())
+    answer_turns(folder, ranks, answer)
 
 
-def main(text: str) -> None:
+def main(folder: str, text: str) -> None:
     """Serve the parent, which has written the task, with optimizers of hvd_ext as a user writes them."""
     task = Task.read(text)
     task.set_environment()
@@ -238,9 +235,9 @@ def main(text: str) -> None:
         now = channel.layout
         return {"chosen": chosen(learner), "bucketer": now.bucketer, "buckets": len(now.buckets)}
 
-    serve(task, make, chosen, laid_out)
+    serve(folder, make, chosen, laid_out)
     hvd.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -46,13 +46,14 @@ def hitopk(
     from hvd_ext.topology.read import read
 
     with command.ended_in_words("benchmarks.studies hitopk"):
-        start = Launcher() if topology is not None else command.launched(launcher, ranks)
+        simulated_alone = (Launcher(), command.numbers("--ranks", ranks or "2"))
+        start, counts = command.launched(launcher, ranks, "2") if topology is None else simulated_alone
         if topology is not None and not simulate:
             raise typer.BadParameter("say which lengths: --simulate 25000000", param_hint="--topology")
         request = Request(
             elements=command.numbers("--elements", elements),
             names=command.names(algorithms),
-            ranks=command.ranks_of(start, ranks, "2"),
+            ranks=counts,
             repetitions=repetitions,
             seconds_per_row=seconds_per_row,
             rate=command.bytes_per_second(rate),

@@ -47,14 +47,14 @@ def schedule(
     from benchmarks.studies.schedule.jobs import Request, measure
 
     with command.ended_in_words("benchmarks.studies schedule"):
-        start = command.launched(launcher, ranks)
+        start, counts = command.launched(launcher, ranks, "2")
         request = Request(
             models=command.names(models),
             bucketers=command.names(bucketers),
             scale=part("--scale", scale),
             ratios=command.numbers("--ratio", ratios, float),
             algorithm=algorithm,
-            ranks=command.ranks_of(start, ranks, "2"),
+            ranks=counts,
             repetitions=repetitions,
             seconds_per_row=seconds_per_row,
             rate=command.bytes_per_second(rate),

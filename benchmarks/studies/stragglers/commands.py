@@ -42,13 +42,13 @@ def stragglers(
     from benchmarks.studies.stragglers.jobs import Request, measure
 
     with command.ended_in_words("benchmarks.studies stragglers"):
-        start = command.launched(launcher, ranks)
+        start, counts = command.launched(launcher, ranks, "8")
         request = Request(
             workloads=command.names(workloads),
             modes=command.names(modes),
             steps=steps,
             repetitions=repetitions,
-            ranks=command.ranks_of(start, ranks, "8"),
+            ranks=counts,
             seed=seed,
             timeout_s=timeout,
         )

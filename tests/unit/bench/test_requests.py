@@ -134,8 +134,8 @@ def test_a_launcher_is_read_as_a_shell_reads_it_and_has_its_own_number_of_ranks(
 
 TASKS: list[Any] = [
     breakdown_worker.Request(("dense",), (32, 96), 16, 32, 5, 3),
-    sampling.Task("folder", ("graph", "eager"), False),
-    training_worker.Task("folder", "cnn", 3, 5, {"OMPI_MCA_btl_tcp_links": "2"}),
+    sampling.Task(("graph", "eager"), False),
+    training_worker.Task("cnn", 3, 5, {"OMPI_MCA_btl_tcp_links": "2"}),
 ]
 
 
@@ -147,7 +147,7 @@ def test_a_task_survives_the_command_line(task: Any) -> None:
 def test_the_task_of_a_training_sets_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "OMPI_MCA_btl_tcp_links"
     monkeypatch.setenv(name, "1")
-    training_worker.Task("folder", "cnn", 3, 5, {name: "2"}).set_environment()
+    training_worker.Task("cnn", 3, 5, {name: "2"}).set_environment()
     assert os.environ[name] == "2"
 
 
