@@ -72,10 +72,7 @@ class Launcher:
 
 def place(environ: Mapping[str, str]) -> int | None:
     """Say which rank of a launched job this process is; None if no launcher has started it."""
-    for name in RANK_VARIABLES:
-        if environ.get(name, "").isdigit():
-            return int(environ[name])
-    return None
+    return next((int(environ[name]) for name in RANK_VARIABLES if environ.get(name, "").isdigit()), None)
 
 
 def choose(option: str | None, environ: Mapping[str, str]) -> Launcher:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from importlib.machinery import ModuleSpec
@@ -10,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from rich.table import Table
 
 from hvd_ext.bench import breakdown, results, table
 from hvd_ext.bench.results import joined, places, ratios, result_of
 from hvd_ext.bench.table import losses
 from hvd_ext.errors import InvalidError
 from tests.unit.bench.rows import FACTS, KEPT, ROWS, row, training_row, training_rows
+from tests.unit.drawing import printed
 
 
 def beside(**some: float) -> dict[str, Any]:
@@ -109,12 +107,6 @@ def test_a_file_that_is_no_result_is_refused_in_words(tmp_path: Path, text: str)
         results.load(tmp_path / "none", results.TRAINING)
 
 
-def shown(*tables: Table) -> str:
-    console = Console(file=io.StringIO(), width=250)
-    console.print(*tables)
-    return console.file.getvalue()  # type: ignore[attr-defined]
-
-
 ALLREDUCE = """
 2 + 2 |     4,096 | no-op                 |   1 us | 0.5 us |   4 us/call |      |       |      |      |      |
       |           | ring graph            | 600 us | 300 us | 2.4 ms/call |      |  6.00 |      | 3.00 | 0.75 |
@@ -129,20 +121,20 @@ ALLREDUCE = """
 def test_the_table_of_allreduce_has_times_ratios_and_processor_time_per_byte_where_bytes_take_it() -> None:
     rows = [*ROWS[:3], ROWS[5], ROWS[6], row("tcp", "engine", 1e-4)]
     rows.append(row("ring", "graph", 1e-3, bytes=10**6, processor_seconds_per_gb=1.25, correct=False))
-    text = shown(table.allreduce_table({"benchmark": "title", "rows": rows}))
+    text = printed(table.allreduce_table({"benchmark": "title", "rows": rows}))
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
     assert lines == [[cell.strip() for cell in line.split("|")] for line in ALLREDUCE.strip().splitlines()]
 
 
 def test_rows_of_older_files_have_no_processor_time() -> None:
     older = [{name: value for name, value in one.items() if not name.startswith("processor")} for one in ROWS]
-    assert shown(table.allreduce_table({"benchmark": "title", "rows": older})).count("/call") == 0
+    assert printed(table.allreduce_table({"benchmark": "title", "rows": older})).count("/call") == 0
 
 
 def test_a_wrong_training_is_a_row_and_a_line() -> None:
     rows = [{"run": 0, **one} for one in training_rows(2, 2)]
     rows[1] |= {"correct": False, "wrong": ["rank 1: bad"]}
-    assert shown(table.training_table({"benchmark": "title", "rows": rows})).count(" WRONG") == 1
+    assert printed(table.training_table({"benchmark": "title", "rows": rows})).count(" WRONG") == 1
     assert table.training_faults(rows) == ["wrong training: auto, mlp, 2 + 2 ranks: rank 1: bad"]
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from hvd_ext.__main__ import app
@@ -16,6 +14,7 @@ from hvd_ext.build import child
 from hvd_ext.doctor import checks
 from hvd_ext.doctor.checks import Finding, State
 from hvd_ext.engine import libraries as sources, versions
+from tests.unit.drawing import printed
 
 TENSORFLOW = {"version": "2.21.0", "keras": "3.15.1", "backend": "tensorflow", "gpus": 0}
 WINDOW = versions.WINDOWS["keras"]
@@ -180,9 +179,7 @@ def test_the_verdict_has_each_command_once_and_the_needed_ones_first():
 
 
 def test_the_table_shows_what_was_seen_letter_by_letter():
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(checks.as_table(FINDINGS))
-    assert "[red] broken" in console.export_text()
+    assert "[red] broken" in printed(checks.as_table(FINDINGS), width=100)
 
 
 @pytest.mark.parametrize(("findings", "status"), [(FINDINGS, 1), (FINDINGS[:2], 0)])
