@@ -31,16 +31,14 @@ def doctor(
 
     Under a launcher (mpirun -np 2 python -m hvd_ext doctor) it checks the job: all ranks look, and rank 0 reports.
     """
-    from hvd_ext.doctor import job, machine as checks
+    from hvd_ext.doctor import checks, job
 
     console = Console(stderr=json)
     title = f"hvd_ext on {sys.executable}"
     if job.under_launcher(os.environ):
-        report = job.examine(os.environ, limit_s)
-        if report.findings is None:
-            job.output(report)
-            raise typer.Exit(1 if report.linger_s else 0)
-        findings = report.findings
+        findings = job.examine(os.environ, limit_s)
+        if isinstance(findings, int):
+            raise typer.Exit(findings)
         console = Console(stderr=json, width=job.console_width(os.environ))
         title = "hvd_ext in this job"
     else:

@@ -1,4 +1,4 @@
-"""The parts of the study of data that are jobs, on any number of ranks; test_data_jobs.py starts them."""
+"""The parts of the study of data that are jobs, on any number of ranks; test_jobs.py starts them."""
 
 from __future__ import annotations
 

@@ -10,11 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from benchmarks.studies.convergence import data as data_sets
 from benchmarks.studies.lars.worker import CONTESTANTS, NORMS, PTO
+from benchmarks.studies.recipe import jobs as recipe, ways
+from hvd_ext.cluster.spec import Spec
+from hvd_ext.cluster.tools import obstacle
 from hvd_ext.runner.launcher import mpirun
-from tests.mpi.benches import HOROVOD, bench, done
+from tests.mpi import jobs
+from tests.mpi.benches import HOROVOD, bench, done, few_pictures
 
 pytestmark = pytest.mark.mpi
 
@@ -39,7 +44,7 @@ def spoil(self):
         self._outputs[1][7] += 1
     return right(self)
 worker.Stage._fault = spoil
-worker.main(sys.argv[-1])
+worker.main(*sys.argv[-2:])
 """
 PLAN = """
 hosts: [1, 1]
@@ -168,3 +173,39 @@ def test_modes_train_with_ranks_that_are_late(tmp_path: Path) -> None:
         # in two turns each rank takes 5 steps that do not count, and 3 that do; what was late came with the last
         assert not partial or 2 * 2 * 7 <= sum(row["stale_gradients"]) <= 2 * 2 * 8
     assert "x played" in shown
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_parts_that_are_jobs_measure_on_so_many_ranks(ranks: int, tmp_path: Path) -> None:
+    file = Path(__file__).with_name("data_on_ranks.py")
+    options = ["-p", "tests.ranks.conftest", "-p", "no:cacheprovider", "-x", "-q", "--rootdir", str(jobs.ROOT)]
+    launcher = None if ranks > 1 else []
+    jobs.run(tmp_path, ["-m", "pytest", *options, str(file)], ranks=ranks, launcher=launcher).must_succeed()
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return few_pictures(tmp_path_factory.mktemp("pictures") / "set")
+
+
+@pytest.mark.skipif(bool(obstacle()), reason=f"a rehearsed cluster: making namespaces {obstacle()}")
+def test_the_study_trains_with_horovod_what_the_example_trains(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("horovod")
+    smoke = yaml.safe_load((ways.known.PRESETS / "smoke.yaml").read_text(encoding="utf-8"))
+    short = {**smoke, "phases": [{**smoke["phases"][0], "epochs": 1}, smoke["phases"][-1]], "deterministic": False}
+    (tmp_path / "short.yaml").write_text(yaml.safe_dump(short), encoding="utf-8")
+    monkeypatch.setattr(ways, "PRESET", str(tmp_path / "short.yaml"))
+    monkeypatch.setattr(recipe, "CLUSTER", Spec((1, 1)))
+    horovod = ways.Run(next(way for way in ways.WAYS if way.name == "horovod"), "seed")
+    said: list[str] = []
+    assert recipe.train([horovod], tmp_path, pictures, pictures, lambda run, line: said.append(line)) == []
+    found = recipe.rows(tmp_path, horovod)
+    assert [(row["pixels"], row["batch"], row["compression"]) for row in found] == [
+        (16, 24, "dense"),
+        (32, 12, "dense"),
+    ]
+    assert all(0 <= row["top1"] <= row["top5"] <= 1 for row in found)
+    assert sum(line.startswith("epoch ") for line in said) == len(found)
+    assert recipe.train([horovod], tmp_path, pictures, pictures, lambda run, line: pytest.fail("it is done")) == []

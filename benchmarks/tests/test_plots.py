@@ -19,15 +19,19 @@ from benchmarks.studies.stragglers import results as stragglers
 from benchmarks.studies.stragglers.worker import MODES
 from benchmarks.studies.topk import results as topk
 from benchmarks.tests.rows import topk_rows
+from hvd_ext.bench import results
 from hvd_ext.commands import figures
 from hvd_ext.errors import InvalidError
 from tests.unit.bench.rows import KEPT
-from tests.unit.bench.test_plots import bars_of, lines_of, ticks_of
+from tests.unit.bench.test_plots import allreduces, bars_of, lines_of, ticks_of
 from tests.unit.drawing import assert_colours_differ, assert_readable
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: python -m pip install matplotlib")
-# By command: a kept result with more contestants than a panel may show.
+# By command: a kept result, which has more contestants than a panel may show except of FEW.
 COMMANDS = {
+    "plot-allreduce": "allreduce_nine",
+    "plot-training": "training_horovod",
+    "plot-breakdown": "breakdown",
     "plot-topk": "topk_sweep",
     "plot-schedule": "schedule",
     "plot-stragglers": "stragglers",
@@ -35,6 +39,7 @@ COMMANDS = {
     "plot-hitopk": "hitopk",
     "plot-convergence": "convergence",
 }
+FEW = ("plot-training", "plot-breakdown")
 
 
 def drawn_by(command: str, path: Path, *options: str) -> Any:
@@ -49,16 +54,33 @@ def test_plots_of_kept_results_have_few_lines_and_titles_that_fit(
     done = drawn_by(command, tmp_path / "x.png")
     assert done.exit_code == 0, done.output
     (figure,) = seen
-    assert figure.get_supxlabel().startswith("not drawn: ")
+    assert figure.get_supxlabel().startswith("not drawn: ") == (command not in FEW)
     if command != "plot-data":  # whose only panel needs no title
         assert_readable(figure)
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"plot-breakdown"}))
 def test_every_command_that_draws_can_be_told_what(command: str, tmp_path: Path) -> None:
     done = drawn_by(command, tmp_path / "x.png", "--only", "nobody")
     assert done.exit_code == 1
     assert "only ('nobody'): must be one of the names in the file" in done.output
+
+
+def test_several_files_become_one_plot_and_one_that_is_no_result_none(tmp_path: Path, seen: list[Any]) -> None:
+    def drawn(*names: str) -> Any:
+        files = [str(tmp_path / f"{name}.json") for name in names]
+        return CliRunner().invoke(app, ["plot-allreduce", *files, "--output", str(tmp_path / "x.png")])
+
+    for name, hosts in (("a", (2, 2)), ("b", (4, 4))):
+        results.save(tmp_path / f"{name}.json", results.result_of({}, allreduces(1_000_000, hosts=hosts)))
+    done = drawn("a", "b")
+    assert done.exit_code == 0, done.output
+    assert ticks_of(seen[0].axes[0]) == ["2 + 2", "4 + 4"]
+    (tmp_path / "a.json").write_text("{}")
+    refused = drawn("a")
+    assert refused.exit_code == 1
+    assert "must be a result" in refused.output
 
 
 def test_every_contestant_has_a_colour_and_no_two_of_a_plot_have_the_same() -> None:

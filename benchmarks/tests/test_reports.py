@@ -19,7 +19,7 @@ from benchmarks.studies.stragglers import results as stragglers
 from benchmarks.studies.topk import results as topk
 from hvd_ext.bench import results, table
 from tests.unit.bench.rows import FACTS, KEPT, ROWS
-from tests.unit.bench.test_table import shown
+from tests.unit.drawing import printed
 
 Result = dict[str, Any]
 # By the file of a kept result: its tables, the words about a wrong row, and what they are.
@@ -72,7 +72,7 @@ def test_a_report_has_every_row_once_and_a_wrong_one_aloud(name: str) -> None:
     assert faults(result["rows"]) == [f"wrong {words}: rank 1: bad"]
     drawn = tables(result)
     assert sum(one.row_count for one in drawn) == len(result["rows"])
-    assert shown(*drawn).count(" WRONG") == 1
+    assert printed(*drawn).count(" WRONG") == 1
     assert f"- wrong {words}: rank 1: bad\n" in page.MARKDOWN[result["benchmark"]](result)
 
 
@@ -81,8 +81,8 @@ def test_reports_without_a_check_have_every_row_and_say_what_is_doubtful() -> No
     assert lars.table(rows).row_count == len(rows)
     study = kept("convergence")
     study["rows"][0]["equal"] = False
-    assert shown(convergence.table(study)).count(" UNEQUAL") == 1
-    assert "all-gather of the selected" in shown(hitopk.steps_table(kept("hitopk")))
+    assert printed(convergence.table(study)).count(" UNEQUAL") == 1
+    assert "all-gather of the selected" in printed(hitopk.steps_table(kept("hitopk")))
 
 
 def test_rows_of_older_files_have_no_processor_time() -> None:

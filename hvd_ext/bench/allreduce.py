@@ -81,21 +81,19 @@ class Request:
             raise InvalidError("bytes, algorithms, how: each must name at least one value")
 
     @property
-    def jobs(self) -> tuple[tuple[str, str], ...]:
-        """The jobs that live at the same time: their names, and the modules that their ranks run."""
-        jobs = []
-        if set(self.algorithms) - {"horovod"}:
-            jobs.append(("hvd_ext", "hvd_ext.bench.allreduce_worker"))
+    def jobs(self) -> dict[str, str]:
+        """The jobs that live at the same time: the modules that their ranks run, by name."""
+        jobs = {"hvd_ext": "hvd_ext.bench.allreduce_worker"} if set(self.algorithms) - {"horovod"} else {}
         if "horovod" in self.algorithms and has_horovod():
-            jobs.append(("Horovod", "hvd_ext.bench.allreduce_horovod"))
-        return tuple(jobs)
+            jobs["Horovod"] = "hvd_ext.bench.allreduce_horovod"
+        return jobs
 
     def memory_of(self, nbytes: int) -> int:
         """Give the bytes that one rank of each job needs for buffers of a size, all jobs together."""
         ours = TENSORFLOW_BUFFERS if {"graph", "eager"} & set(self.hows) else NUMPY_BUFFERS
         copies = {"hvd_ext": ours, "Horovod": HOROVOD_BUFFERS}
         more = MEMORY_BUFFERS if "memory" in self.algorithms else 0
-        return nbytes * (sum(copies[name] for name, _ in self.jobs) + more)
+        return nbytes * (sum(copies[name] for name in self.jobs) + more)
 
 
 def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict[str, Any]], list[str], str]:
@@ -111,13 +109,8 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
     if not request.jobs:
         raise InvalidError(f"algorithms ({', '.join(request.algorithms)}): {NO_HOROVOD}")
 
-    def arguments(name: str, module: str) -> Any:
-        hows = request.hows
-        if name == "Horovod":
-            hows = tuple(how for how in hows if how != "engine") or ("graph",)
-        return lambda folder: [module, Task(folder, hows, request.check).write()]
-
-    jobs = {name: arguments(name, module) for name, module in request.jobs}
+    hows = {"hvd_ext": request.hows, "Horovod": tuple(how for how in request.hows if how != "engine") or ("graph",)}
+    jobs = {name: (module, Task(hows[name], request.check)) for name, module in request.jobs.items()}
     rows, notes, topology = compare(
         request, launcher, jobs, lambda cluster, turns: _measured(request, cluster, turns, tell), tell
     )
@@ -168,9 +161,7 @@ def _row(
         "algorithm": facts["algorithm"],
         "chosen": facts["chosen"],
         "how": facts["how"],
-        "ranks": cluster.ranks,
-        "hosts": len(cluster.ranks_per_host),
-        "ranks_per_host": cluster.ranks_per_host,
+        **cluster.place,
         "bytes": nbytes,
         "seconds_median": statistics.median(times),
         "seconds_min": min(times),

@@ -1,11 +1,11 @@
-"""One rank that measures Horovod: `LAUNCHER python -m hvd_ext.bench.allreduce_horovod TASK`."""
+"""One rank that measures Horovod: `LAUNCHER python -m hvd_ext.bench.allreduce_horovod FOLDER TASK`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from hvd_ext.bench.sampling import Contestant, Task, serve, topology_text, values_of
+from hvd_ext.bench.sampling import Contestant, Task, serve, values_of
 
 
 def contestants(elements: int, hows: Sequence[str]) -> list[Contestant]:
@@ -21,15 +21,15 @@ def contestants(elements: int, hows: Sequence[str]) -> list[Contestant]:
     return [Contestant("horovod", how, calls[how]) for how in hows]
 
 
-def main(text: str) -> None:
+def main(folder: str, text: str) -> None:
     """Serve the parent, which has written the task."""
     import horovod.tensorflow as hvd
 
     task = Task.read(text)
     hvd.init()
-    serve(lambda elements, _: contestants(elements, task.hows), task, topology=topology_text())
+    serve(lambda elements, _: contestants(elements, task.hows), folder, task.check)
     hvd.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

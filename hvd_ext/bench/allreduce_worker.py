@@ -1,17 +1,18 @@
-"""One rank that measures all but Horovod: `LAUNCHER python -m hvd_ext.bench.allreduce_worker TASK`."""
+"""One rank that measures all but Horovod: `LAUNCHER python -m hvd_ext.bench.allreduce_worker FOLDER TASK`."""
 
 from __future__ import annotations
 
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvd_ext.bench.results import BASELINES
-from hvd_ext.bench.sampling import Contestant, Task, serve, topology_text, values_of
+from hvd_ext.bench.sampling import Contestant, Task, serve, values_of
 
 
 class Buffers:
@@ -24,7 +25,7 @@ class Buffers:
         "eager".
         """
         self._hows = hows
-        self._close: list[Callable[[], Any]] = []
+        self._open = ExitStack()
 
     def contestants(self, elements: int, algorithms: Sequence[str]) -> list[Contestant]:
         """Prepare the contestants for buffers of a length: a no-op for "graph", then each algorithm in each way."""
@@ -33,28 +34,28 @@ class Buffers:
         buffer = values_of(process.rank(), elements)
         result = np.empty_like(buffer)  # shared by all contestants, because memory may not hold ten large ones
         contestants: list[Contestant] = []
-        ours = [name for name in algorithms if name not in BASELINES]
-        tensor = _tensor(buffer) if ours and {"graph", "eager"} & set(self._hows) else None
-        if tensor is not None and "graph" in self._hows:
-            contestants.append(_noop(tensor))
+        tensor: Any = None
+        if set(algorithms) - set(BASELINES) and {"graph", "eager"} & set(self._hows):
+            import tensorflow as tf
+
+            tensor = tf.constant(buffer)
+            contestants += [_noop(tensor)] if "graph" in self._hows else []
         baselines = {"mpi": _mpi, "tcp": self._tcp, "memory": _memory}
+        ways: dict[str, Callable[[str], Contestant]] = {
+            "graph": lambda algorithm: self._graph(tensor, algorithm),
+            "engine": lambda algorithm: self._engine(buffer, result, algorithm),
+            "eager": lambda algorithm: _eager(tensor, algorithm),
+        }
         for algorithm in algorithms:
             if algorithm in baselines:
                 contestants.append(baselines[algorithm](buffer, result))
-                continue
-            for how in self._hows:
-                if how == "engine":
-                    contestants.append(self._engine(buffer, result, algorithm))
-                elif how == "graph":
-                    contestants.append(self._graph(tensor, algorithm))
-                else:
-                    contestants.append(_eager(tensor, algorithm))
+            else:
+                contestants += [ways[how](algorithm) for how in self._hows]
         return contestants
 
     def release(self) -> None:
         """Close the channels that were opened."""
-        while self._close:
-            self._close.pop()()
+        self._open.close()
 
     def _engine(self, buffer: NDArray[np.float32], result: NDArray[np.float32], algorithm: str) -> Contestant:
         from hvd_ext.job import runtime
@@ -66,16 +67,15 @@ class Buffers:
         laid_out = layout(job.tree, [Tensor("buffer", (buffer.size,), "float32")], Sum, algorithm=algorithm)
         (bucket,) = laid_out.buckets
         channel = job.open(f"bench {algorithm}", laid_out)
-        self._close.append(lambda: job.engine.close_channel(channel))
-
+        self._open.callback(job.engine.close_channel, channel)
         step = job.engine.prepare(channel, [buffer], [result])
 
         def call() -> NDArray[np.float32]:
             step()
             return result
 
-        reset = lambda: result.fill(np.nan)  # noqa: E731 - as short as its meaning
-        return Contestant(algorithm, "engine", call, bucket.plan.algorithm, bucket.segment_nbytes, reset=reset)
+        chosen = (bucket.plan.algorithm, bucket.segment_nbytes)
+        return Contestant(algorithm, "engine", call, *chosen, reset=lambda: result.fill(np.nan))
 
     def _graph(self, tensor: Any, algorithm: str) -> Contestant:
         import tensorflow as tf
@@ -87,7 +87,7 @@ class Buffers:
         elements = int(tensor.shape[0])
         options = hvd.Options(algorithm=algorithm, op=hvd.Sum)
         channel = registration.open_channel(f"bench {algorithm}", [Tensor("buffer", (elements,), "float32")], options)
-        self._close.append(channel.close)
+        self._open.callback(channel.close)
         step = tf.function(lambda gradient: channel.reduce([gradient])[0], autograph=False)
         traced = step.get_concrete_function(tensor)
         (bucket,) = channel.layout.buckets
@@ -104,19 +104,13 @@ class Buffers:
         ring, before = allreduce_tcp.connect(MPI.COMM_WORLD, platform.node(), addresses)
         if ring is None:
             return Contestant("tcp", "engine", lambda: buffer, copy_of=before)
-        self._close.append(ring.close)
+        self._open.callback(ring.close)
 
         def call() -> NDArray[np.float32]:
             ring.exchange(buffer, result)
             return result
 
         return Contestant("tcp", "engine", call, copy_of=before, reset=lambda: result.fill(np.nan))
-
-
-def _tensor(buffer: NDArray[np.float32]) -> Any:
-    import tensorflow as tf
-
-    return tf.constant(buffer)
 
 
 def _noop(tensor: Any) -> Contestant:
@@ -172,16 +166,16 @@ def _measured() -> str:
     return "" if links is None or links.source == network.ASSUMED else write.text(links.tree)
 
 
-def main(text: str) -> None:
+def main(folder: str, text: str) -> None:
     """Serve the parent, which has written the task."""
     from hvd_ext.job import process
 
     task = Task.read(text)
     process.init()
     buffers = Buffers(task.hows)
-    serve(buffers.contestants, task, buffers.release, topology_text() or _measured())
+    serve(buffers.contestants, folder, task.check, buffers.release, _measured())
     process.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

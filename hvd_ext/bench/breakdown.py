@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,8 @@ from typing import Any
 
 from rich.table import Table
 
-from hvd_ext.bench.breakdown_worker import PARTS, SCHEMES, Task
-from hvd_ext.bench.jobs import Launcher, Tell, check_choices, check_least, events_of
+from hvd_ext.bench.breakdown_worker import PARTS, Request
+from hvd_ext.bench.jobs import Launcher, Tell, events_of
 from hvd_ext.bench.results import cluster_name
 from hvd_ext.bench.sampling import EVENTS, Follower
 from hvd_ext.bench.table import drawn
@@ -32,36 +31,6 @@ HEADINGS = ("ranks", "pixels", "scheme", *PARTS, "step", "missed")
 COLOURS = dict(zip(PARTS, ("#56B4E9", "#E69F00", "#009E73", "#D55E00", "#CC79A7"), strict=True))
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """What to measure.
-
-    Attributes:
-        width: channels of the network's first convolution.
-        ranks: on this host; of no account with a launcher of the user's.
-    """
-
-    schemes: tuple[str, ...] = tuple(SCHEMES)
-    pixels: tuple[int, ...] = (32, 96)
-    batch: int = 16
-    width: int = 32
-    repetitions: int = 5
-    steps: int = 3
-    ranks: int = 2
-    timeout_s: float = 900.0
-
-    def __post_init__(self) -> None:
-        check_choices("scheme", self.schemes, SCHEMES)
-        if not self.schemes or not self.pixels or len(set(self.pixels)) < len(self.pixels):
-            raise InvalidError("schemes and pixels: name at least one of each, and each only once")
-        check_least(16, pixels=self.pixels)
-        check_least(
-            1, batch=self.batch, width=self.width, repetitions=self.repetitions, steps=self.steps, ranks=self.ranks
-        )
-        if self.timeout_s <= 0:
-            raise InvalidError(f"timeout ({self.timeout_s:g}): must be above 0")
-
-
 def measure(request: Request, launcher: Launcher, tell: Tell) -> list[dict[str, Any]]:
     """Measure what was asked for, in one job; `tell` takes what runs now, and how many rows have been completed.
 
@@ -70,9 +39,7 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> list[dict[str, 
     """
     tell("models are made", 0)
     with tempfile.TemporaryDirectory(prefix="hvd_ext_breakdown_") as folder:
-        facts = dataclasses.asdict(request)
-        task = Task(folder, **{name: facts[name] for name in facts if name not in ("ranks", "timeout_s")})
-        program = [sys.executable, "-m", "hvd_ext.bench.breakdown_worker", task.write()]
+        program = [sys.executable, "-m", "hvd_ext.bench.breakdown_worker", folder, request.write()]
         with Job(launcher.command(request.ranks, program), Path(folder) / "log", job_environment()) as job:
             rows = []
             for event in events_of(job, Follower(Path(folder) / EVENTS), request.timeout_s, "bench breakdown"):

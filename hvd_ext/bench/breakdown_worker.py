@@ -1,9 +1,8 @@
-"""One rank that trains with parts left out: `LAUNCHER python -m hvd_ext.bench.breakdown_worker TASK`."""
+"""One rank that trains with parts left out: `LAUNCHER python -m hvd_ext.bench.breakdown_worker FOLDER REQUEST`."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import sys
 import tempfile
@@ -14,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hvd_ext.bench.sampling import EVENTS, emit
+from hvd_ext.bench.jobs import check_choices, check_least, rotated
+from hvd_ext.bench.sampling import EVENTS, Argument, emit
+from hvd_ext.errors import InvalidError
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -38,31 +39,37 @@ UNTIMED = 3  # steps before the first sample: functions are traced, and caches f
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """What the ranks of a job receive when they start.
+class Request(Argument):
+    """What to measure; the ranks of the job receive it when they start.
 
     Attributes:
         pixels: sides of the pictures that the network sees; each is measured on its own.
-        width: of the network: channels of its first convolution.
+        width: channels of the network's first convolution.
+        ranks: on this host; of no account with a launcher of the user's.
+
+    Raises:
+        InvalidError: a value breaks its rule.
     """
 
-    folder: str
-    schemes: tuple[str, ...]
-    pixels: tuple[int, ...]
-    batch: int
-    width: int
-    repetitions: int
-    steps: int
+    schemes: tuple[str, ...] = tuple(SCHEMES)
+    pixels: tuple[int, ...] = (32, 96)
+    batch: int = 16
+    width: int = 32
+    repetitions: int = 5
+    steps: int = 3
+    ranks: int = 2
+    timeout_s: float = 900.0
 
-    @classmethod
-    def read(cls, text: str) -> Task:
-        """Read a task that `write` has written."""
-        values = json.loads(text)
-        return cls(**{**values, "schemes": tuple(values["schemes"]), "pixels": tuple(values["pixels"])})
-
-    def write(self) -> str:
-        """Write the task as one argument of a command."""
-        return json.dumps(dataclasses.asdict(self))
+    def __post_init__(self) -> None:
+        check_choices("scheme", self.schemes, SCHEMES)
+        if not self.schemes or not self.pixels or len(set(self.pixels)) < len(self.pixels):
+            raise InvalidError("schemes and pixels: name at least one of each, and each only once")
+        check_least(16, pixels=self.pixels)
+        check_least(
+            1, batch=self.batch, width=self.width, repetitions=self.repetitions, steps=self.steps, ranks=self.ranks
+        )
+        if self.timeout_s <= 0:
+            raise InvalidError(f"timeout ({self.timeout_s:g}): must be above 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,8 +132,8 @@ def parts_of(seconds: dict[str, float]) -> dict[str, float]:
 class Trainings:
     """The models of one size of pictures, in pixels of a side; all ranks make and use them alike."""
 
-    def __init__(self, task: Task, pixels: int, paths: list[str]) -> None:
-        self._task, self._pixels, self._paths = task, pixels, paths
+    def __init__(self, request: Request, pixels: int, paths: list[str]) -> None:
+        self._request, self._pixels, self._paths = request, pixels, paths
         self._caches: list[Any] = []
         self._steps: dict[Variant, Callable[[], None]] = {}
         self.parameters = self.tensors = 0
@@ -139,7 +146,7 @@ class Trainings:
         import tensorflow as tf
 
         keras.utils.set_random_seed(SEED)
-        model = _network(self._task.width)
+        model = _network(self._request.width)
         self.parameters = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
         self.tensors = len(model.trainable_weights)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -154,7 +161,7 @@ class Trainings:
             float(model.train_on_batch(pictures, labels, return_dict=True)["loss"])
 
         self._steps[variant] = step
-        for _ in range(max(UNTIMED, PICTURES // self._task.batch if variant.cached else 0)):
+        for _ in range(max(UNTIMED, PICTURES // self._request.batch if variant.cached else 0)):
             step()
 
     def seconds(self, variant: Variant) -> float:
@@ -165,9 +172,9 @@ class Trainings:
         step()  # the input of the first one was made while others were measured
         hvd.barrier()
         begin = time.perf_counter()
-        for _ in range(self._task.steps):
+        for _ in range(self._request.steps):
             step()
-        return float(max(hvd.allgather_object((time.perf_counter() - begin) / self._task.steps)))
+        return float(max(hvd.allgather_object((time.perf_counter() - begin) / self._request.steps)))
 
     def close(self) -> None:
         """Close the caches."""
@@ -180,7 +187,7 @@ class Trainings:
         import hvd_ext as hvd
         from hvd_ext.bench.pictures import decoded
 
-        side, batch, labels = self._pixels, self._task.batch, np.arange(len(self._paths)) % CLASSES
+        side, batch, labels = self._pixels, self._request.batch, np.arange(len(self._paths)) % CLASSES
 
         def load(path: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return decoded(tf.io.read_file(path), side), label
@@ -244,37 +251,32 @@ def _still() -> Any:
     return Still(0.1)
 
 
-def measured(task: Task, folder: Path) -> Iterator[dict[str, Any]]:
+def measured(request: Request, folder: Path) -> Iterator[dict[str, Any]]:
     """Measure; all ranks do so in step.
 
     Yields:
         A row for each scheme and size: the seconds of each variant, and of each part, medians and samples.
     """
     import hvd_ext as hvd
+    from hvd_ext.bench.expected import Cluster
     from hvd_ext.bench.pictures import write_pictures
     from hvd_ext.job import runtime
 
-    hosts = runtime.current().hosts
-    place = {
-        "ranks": hvd.size(),
-        "hosts": len(set(hosts)),
-        "ranks_per_host": [hosts.count(host) for host in dict.fromkeys(hosts)],
-    }
+    place = Cluster(tuple(runtime.current().hosts), runtime.current().tree).place
     for first in (True, False):  # hosts may share the folder
         if (hvd.rank() == 0) == first and hvd.local_rank() == 0:
             write_pictures(folder, PICTURES)
         hvd.barrier()
     paths = write_pictures(folder, PICTURES)
-    for pixels in task.pixels:
-        trainings = Trainings(task, pixels, paths)
-        listed = {scheme: variants(scheme) for scheme in task.schemes}
+    for pixels in request.pixels:
+        trainings = Trainings(request, pixels, paths)
+        listed = {scheme: variants(scheme) for scheme in request.schemes}
         distinct = list(dict.fromkeys(variant for of_scheme in listed.values() for variant in of_scheme.values()))
         for variant in distinct:
             trainings.add(variant)
         samples: dict[Variant, list[float]] = {variant: [] for variant in distinct}
-        for turn in range(task.repetitions):
-            begin = turn % len(distinct)
-            for variant in distinct[begin:] + distinct[:begin]:
+        for turn in range(request.repetitions):
+            for variant in rotated(distinct, turn):
                 samples[variant].append(trainings.seconds(variant))
         for scheme, of_scheme in listed.items():
             medians = {name: float(np.median(samples[variant])) for name, variant in of_scheme.items()}
@@ -282,7 +284,7 @@ def measured(task: Task, folder: Path) -> Iterator[dict[str, Any]]:
                 **place,
                 "scheme": scheme,
                 "pixels": pixels,
-                "batch": task.batch,
+                "batch": request.batch,
                 "bytes": 4 * trainings.parameters,
                 "tensors": trainings.tensors,
                 "step_seconds": medians[WHOLE],
@@ -292,22 +294,21 @@ def measured(task: Task, folder: Path) -> Iterator[dict[str, Any]]:
         trainings.close()
 
 
-def main(text: str) -> None:
-    """Measure what the parent has written, and tell it the rows."""
-    task = Task.read(text)
+def main(folder: str, text: str) -> None:
+    """Measure what the parent has asked for; rank 0 writes the rows as events."""
     import hvd_ext as hvd
 
     hvd.init()
-    folder = Path(tempfile.gettempdir()) / f"{Path(task.folder).name}_pictures"
+    pictures = Path(tempfile.gettempdir()) / f"{Path(folder).name}_pictures"
     try:
-        for row in measured(task, folder):
+        for row in measured(Request.read(text), pictures):
             if hvd.rank() == 0:
-                emit(Path(task.folder) / EVENTS, "row", row=row)
+                emit(Path(folder) / EVENTS, "row", row=row)
         hvd.barrier()
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(pictures, ignore_errors=True)
     hvd.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -47,12 +47,12 @@ def allreduce(
     from hvd_ext.bench.table import allreduce_table, faults, losses
 
     with command.ended_in_words("hvd_ext bench"):
-        start = command.launched(launcher, ranks)
+        start, counts = command.launched(launcher, ranks, "2,4")
         request = Request(
             sizes=command.numbers("--bytes", nbytes),
             algorithms=command.names(algorithms),
             hows=command.names(how),
-            ranks=command.ranks_of(start, ranks, "2,4"),
+            ranks=counts,
             repetitions=repetitions,
             seconds_per_row=seconds_per_row,
             check=check,
@@ -115,7 +115,7 @@ def training(
     from hvd_ext.bench.training import Request, measure
 
     with command.ended_in_words("hvd_ext bench training"):
-        start = command.launched(launcher, ranks)
+        start, counts = command.launched(launcher, ranks, "2")
         for text in option or ():
             if "=" not in text:
                 raise typer.BadParameter(f"({text!r}): must be NAME=VALUE", param_hint="--option")
@@ -129,7 +129,7 @@ def training(
             batch=batch,
             steps=steps,
             repetitions=repetitions,
-            ranks=command.ranks_of(start, ranks, "2"),
+            ranks=counts,
             rate=command.bytes_per_second(rate),
             timeout_s=timeout,
         )
@@ -164,11 +164,12 @@ def breakdown(
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time without a new row.")] = 900.0,
 ) -> None:
     """Divide a training step into input, computation, top-k, communication and update: each is left out in turns."""
-    from hvd_ext.bench.breakdown import Request, breakdown_table, doubts, draw, measure
+    from hvd_ext.bench.breakdown import breakdown_table, doubts, draw, measure
+    from hvd_ext.bench.breakdown_worker import Request
 
     with command.ended_in_words("hvd_ext bench breakdown"):
-        start = command.launched(launcher, ranks)
-        (on_host, *others) = command.ranks_of(start, ranks, "2") or (1,)
+        start, counts = command.launched(launcher, ranks, "2")
+        (on_host, *others) = counts or (1,)
         if others:
             raise typer.BadParameter("must be one number", param_hint="--ranks")
         request = Request(

@@ -37,14 +37,10 @@ PlotFile = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Draw the rows, also those kept, into this PNG file.")
 ]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="Longest time without an answer of a job.")]
-Output = Annotated[Path, typer.Option(metavar="FILE", help="The PNG file.")]
-Only = Annotated[
-    str, typer.Option(metavar="NAMES", help="What is drawn, with commas; six lines at most, a bound is one of them.")
-]
 
 
 def ranks_option(default: str) -> Any:
-    """Give the option --ranks for an annotation; `default` is what `ranks_of` takes."""
+    """Give the option --ranks for an annotation; `default` is what `launched` takes."""
     return typer.Option(
         metavar="N,N,...", help=f"Numbers of ranks on this host, with commas; {default} without a launcher."
     )
@@ -77,8 +73,11 @@ def only_on_rank_0() -> None:
         raise typer.Exit
 
 
-def launched(line: str | None, ranks: str | None) -> Launcher:
+def launched(line: str | None, ranks: str | None, default: str) -> tuple[Launcher, tuple[int, ...]]:
     """Find out how to start jobs from --launcher and --ranks.
+
+    Returns:
+        What starts jobs, and the numbers of ranks of the jobs on this host; none where a launcher has its own.
 
     Raises:
         typer.BadParameter: both say how many ranks there are.
@@ -87,12 +86,7 @@ def launched(line: str | None, ranks: str | None) -> Launcher:
     start = choose(line, os.environ)
     if start.line and ranks is not None:
         raise typer.BadParameter("the launcher says how many ranks there are", param_hint="--ranks")
-    return start
-
-
-def ranks_of(start: Launcher, ranks: str | None, default: str) -> tuple[int, ...]:
-    """Give the numbers of ranks of the jobs on this host, from --ranks; none where a launcher has its own."""
-    return () if start.line else numbers("--ranks", ranks or default)
+    return start, () if start.line else numbers("--ranks", ranks or default)
 
 
 def bytes_per_second(rate: str | None) -> float | None:

@@ -37,6 +37,11 @@ class Cluster:
         """The number of ranks on each host, in the order of their lowest ranks."""
         return list(Counter(self.hosts).values())
 
+    @property
+    def place(self) -> dict[str, Any]:
+        """What each row has of the cluster: ranks, hosts, ranks_per_host."""
+        return {"ranks": self.ranks, "hosts": len(self.ranks_per_host), "ranks_per_host": self.ranks_per_host}
+
     def refusal(self, algorithm: str) -> str | None:
         """Say why an algorithm or a yardstick does not apply to this cluster; None if it does."""
         hosts = len(self.ranks_per_host)

@@ -14,14 +14,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from hvd_ext.bench.sampling import ALIVE, EVENTS, TURNS, Follower, emit
+from hvd_ext.bench.sampling import ALIVE, EVENTS, TURNS, Argument, Follower, emit
 from hvd_ext.errors import InvalidError
 from hvd_ext.runner.launcher import RANK_VARIABLES, Job, JobError, job_environment, last_words, mpirun
 
@@ -72,10 +72,7 @@ class Launcher:
 
 def place(environ: Mapping[str, str]) -> int | None:
     """Say which rank of a launched job this process is; None if no launcher has started it."""
-    for name in RANK_VARIABLES:
-        if environ.get(name, "").isdigit():
-            return int(environ[name])
-    return None
+    return next((int(environ[name]) for name in RANK_VARIABLES if environ.get(name, "").isdigit()), None)
 
 
 def choose(option: str | None, environ: Mapping[str, str]) -> Launcher:
@@ -126,39 +123,17 @@ class Worker:
         Raises:
             JobError: the job has ended, or gave no sign of life for too long.
         """
-        end, sleep_s = time.monotonic() + self._timeout_s, FIRST_POLL_S
-        while True:
-            ended = self.job.status() is not None
-            events = self._follower.new()
-            if answers := [event for event in events if event["kind"] != ALIVE]:
-                return answers[0]
-            if events:
-                end, sleep_s = time.monotonic() + self._timeout_s, FIRST_POLL_S
-            if ended:
-                self.job.wait(self._timeout_s)
-                raise JobError(f"{self.name}: the job ended before its work was done\n{last_words(self.job.log)}")
-            if time.monotonic() > end:
-                raise JobError(
-                    f"{self.name}: no answer within {self._timeout_s:g} s; where it is only slow, allow more with "
-                    f"--timeout\n{last_words(self.job.log)}"
-                )
-            time.sleep(sleep_s)
-            sleep_s = min(2 * sleep_s, LONGEST_POLL_S)
+        silence = "no answer within {:g} s; where it is only slow, allow more with --timeout"
+        for event in events_of(self.job, self._follower, self._timeout_s, self.name, silence, LONGEST_POLL_S):
+            if event["kind"] != ALIVE:
+                return event
+        raise JobError(f"{self.name}: the job ended before its work was done\n{last_words(self.job.log)}")
 
-    def pause(self) -> None:
-        """Stop the ranks where they are."""
-        self._send(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Resume the ranks."""
-        self._send(signal.SIGCONT)
-
-    def _send(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the ranks that have been found."""
         for process in self._ranks:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
-            except psutil.NoSuchProcess:
-                continue
 
 
 class Turns:
@@ -197,21 +172,21 @@ class Turns:
         worker.say(kind, **values)
         return worker.answer()
 
-    def end(self, wait: Callable[[Job], None]) -> None:
-        """Let all jobs end, one after the other; `wait` waits for a job to end well."""
+    def end(self, timeout_s: float) -> None:
+        """Let all jobs end well, one after the other, each in limited time."""
         for worker in self.workers:
             self._let(worker)
             worker.say("end")
-            wait(worker.job)
+            worker.job.wait(timeout_s)
 
     def _let(self, chosen: Worker | None) -> None:
         # If some ranks are on other machines no rank is stopped: half a stopped job is worse than one that polls.
         if self.stopping:
             for worker in self.workers:
                 if worker is not chosen:
-                    worker.pause()
+                    worker.send(signal.SIGSTOP)
         if chosen is not None:
-            chosen.resume()
+            chosen.send(signal.SIGCONT)
 
 
 def check_choices(name: str, values: Sequence[str], valid: Collection[str]) -> None:
@@ -244,25 +219,33 @@ def rotated(values: Sequence[Any], by: int) -> list[Any]:
     return [values[(place + by) % len(values)] for place in range(len(values))]
 
 
-def events_of(job: Job, follower: Follower, timeout_s: float, what: str) -> Iterator[dict[str, Any]]:
+def events_of(
+    job: Job,
+    follower: Follower,
+    timeout_s: float,
+    what: str,
+    silence: str = "no new row for {:g} s",
+    longest_poll_s: float = 0.1,
+) -> Iterator[dict[str, Any]]:
     """Yield the events of a job until it has ended well.
 
     Raises:
-        JobError: the job failed, or had no new event for the timeout.
+        JobError: the job failed, or had no new event for the timeout; `silence` says so.
     """
-    heard = time.monotonic()
+    heard, sleep_s = time.monotonic(), FIRST_POLL_S
     while True:
         ended = job.status() is not None
         events = follower.new()
         yield from events
         if events:
-            heard = time.monotonic()
+            heard, sleep_s = time.monotonic(), FIRST_POLL_S
         if ended:
             job.wait(timeout_s)  # raises where it has failed
             return
         if time.monotonic() - heard > timeout_s:
-            raise JobError(f"{what}: no new row for {timeout_s:g} s\n{last_words(job.log)}")
-        time.sleep(0.1)
+            raise JobError(f"{what}: {silence.format(timeout_s)}\n{last_words(job.log)}")
+        time.sleep(sleep_s)
+        sleep_s = min(2 * sleep_s, longest_poll_s)
 
 
 def has_horovod() -> bool:
@@ -273,7 +256,7 @@ def has_horovod() -> bool:
 def compare(
     request: Any,
     launcher: Launcher,
-    jobs: Mapping[str, Callable[[str], list[str]]],
+    jobs: Mapping[str, tuple[str, Argument]],
     measured: Callable[[Cluster, Turns], tuple[list[dict[str, Any]], list[str]]],
     tell: Tell,
 ) -> tuple[list[dict[str, Any]], list[str], str]:
@@ -282,7 +265,7 @@ def compare(
     Args:
         request: has `ranks`, the numbers of ranks on this host (empty where the launcher says it), `rate`, see
             `Cluster`, and `timeout_s`, the longest time without an answer of a job.
-        jobs: by name, the module and the arguments of a rank, for a folder of turns and events.
+        jobs: by name, the module that a rank runs and its task; it receives them with a folder of turns and events.
         measured: gives the jobs their turns; returns rows and notes.
 
     Returns:
@@ -301,17 +284,17 @@ def compare(
         # The folders are removed first: a command that a signal ends may be killed before all its jobs have ended.
         with ExitStack() as stack, ExitStack() as folders:
             turns = Turns()
-            for name, arguments in jobs.items():
+            for name, (module, task) in jobs.items():
                 tell(f"{name} starts", 0)
                 # a rank may still write while its folder is removed
                 temporary = tempfile.TemporaryDirectory(prefix="hvd_ext-bench-", ignore_cleanup_errors=True)
                 folder = Path(folders.enter_context(temporary))
-                command = launcher.command(count, [sys.executable, "-m", *arguments(str(folder))])
+                command = launcher.command(count, [sys.executable, "-m", module, str(folder), task.write()])
                 job = stack.enter_context(Job(command, folder / "log", job_environment()))
                 turns.join(Worker(name, job, folder, request.timeout_s))
             cluster, topology = cluster_of(turns.hello, request.rate), turns.hello["topology"]
             measured_rows, remarks = measured(cluster, turns)
-            turns.end(lambda job: job.wait(request.timeout_s))
+            turns.end(request.timeout_s)
         rows += measured_rows
         notes += [note for note in remarks if note not in notes]
     return rows, notes, topology

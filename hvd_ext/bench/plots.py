@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hvd_ext.bench.jobs import check_choices
 from hvd_ext.bench.results import YARDSTICKS, cluster_name
 from hvd_ext.bench.table import NAMES, TRAINING_NAMES
 from hvd_ext.commands.figures import finish, panels
@@ -81,9 +82,8 @@ def draw_allreduce(
     Raises:
         InvalidError: an unknown kind, way or algorithm, too many of them, nothing to draw, or no matplotlib.
     """
-    for name, value, valid in (("kind", kind, KINDS), ("how", how, HOWS)):
-        if value not in valid:
-            raise InvalidError(f"{name} ({value!r}): must be one of {', '.join(valid)}")
+    check_choices("kind", (kind,), KINDS)
+    check_choices("how", (how,), HOWS)
     chosen = _of_one_kind(rows, how)
     present = _algorithms(chosen)
     names = selected(present, only, LINES - 1)

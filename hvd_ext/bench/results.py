@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -99,11 +99,6 @@ def joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
     count = len(before["runs"])
     later = [{**row, "run": row["run"] + count} for row in after["rows"]]
     return {**before, "runs": [*before["runs"], *after["runs"]], "rows": [*before["rows"], *later]}
-
-
-def rows_of(paths: Iterable[Path], benchmark: str = ALLREDUCE) -> list[dict[str, Any]]:
-    """Read the rows of several files, one after the other; see `load`."""
-    return [row for path in paths for row in load(path, benchmark)["rows"]]
 
 
 def load(path: Path, benchmark: str = ALLREDUCE) -> dict[str, Any]:

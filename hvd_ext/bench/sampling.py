@@ -14,9 +14,9 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,28 +108,40 @@ def fault_of(result: Any, elements: int, right: Callable[[int], NDArray[np.float
     return ""
 
 
+AnyTask = TypeVar("AnyTask", bound="Argument")
+
+
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Argument:
+    """A task that is one argument of a command: ranks on other hosts may not see the files of this one."""
+
+    @classmethod
+    def read(cls: type[AnyTask], text: str) -> AnyTask:
+        """Read a task that `write` has written."""
+        return cls(**{name: _tuples(value) for name, value in json.loads(text).items()})
+
+    def write(self) -> str:
+        """Write the task as JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+def _tuples(value: Any) -> Any:
+    """Make the lists of a JSON text tuples again."""
+    if isinstance(value, dict):
+        return {name: _tuples(inner) for name, inner in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(Argument):
     """What the ranks of a job receive when they start; the rest follows turn by turn.
 
     Attributes:
-        folder: where rank 0 follows the turns and writes the events.
         hows: how to call, of "graph", "engine", "eager".
     """
 
-    folder: str
     hows: tuple[str, ...]
     check: bool = True
-
-    @classmethod
-    def read(cls, text: str) -> Task:
-        """Read a task that `write` has written."""
-        values = json.loads(text)
-        return cls(**{**values, "hows": tuple(values["hows"])})
-
-    def write(self) -> str:
-        """Write the task as one argument of a command: ranks on other hosts may not see the files of this one."""
-        return json.dumps(dataclasses.asdict(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +200,13 @@ class Ranks:
         self.meet()
         return list(self._comm.allgather(value))
 
+    def average(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Give all ranks the average of their arrays, which have one shape; the wait for slow ranks is asleep."""
+        total = np.empty_like(values)
+        self.meet()
+        self._comm.Allreduce(values, total)  # the sum
+        return total / np.float32(self.size)
+
     def broadcast(self, value: Any) -> Any:
         """Give all ranks the value of rank 0; the wait for it is asleep."""
         self.meet()
@@ -217,8 +236,8 @@ class Sampler:
         self._contestants, self._elements, self._ranks, self._check = contestants, elements, ranks, check
         self._calls = [1] * len(contestants)
         self.first_s: list[float] = []
-        self._wrong: list[list[str]] = []
-        for index in range(len(contestants)):
+        self._facts: list[dict[str, Any]] = []
+        for index, contestant in enumerate(contestants):
             warmup = [self.sample(index, warm=False)]
             # the very first call may be slow for reasons of its own; later ones show whether calls are short
             limit_s = FIRST_IS_LONG_S
@@ -226,29 +245,18 @@ class Sampler:
                 warmup.append(self.sample(index, warm=False))
                 limit_s = SHORT_S
             call_s = min(sample["seconds"] for sample in warmup)
-            self._wrong.append([words for sample in warmup for words in sample["wrong"]])
             if call_s < SHORT_S:
                 needed = math.ceil(SAMPLE_S / max(call_s, 1e-9))
                 self._calls[index] = max(1, min(needed, MOST_CALLS, MOST_BYTES_KEPT // max(4 * elements, 1)))
             self.first_s.append(call_s)
+            fact = {name: getattr(contestant, name) for name in ("algorithm", "how", "chosen", "segment_bytes")}
+            fact |= {"calls_per_sample": self._calls[index], "sample_seconds": self._calls[index] * call_s}
+            self._facts.append({**fact, "wrong": [words for sample in warmup for words in sample["wrong"]]})
             tell()
 
     def facts(self) -> list[dict[str, Any]]:
         """Give what the parent must know of each contestant: how long a sample will take, what was wrong so far."""
-        return [
-            {
-                "algorithm": contestant.algorithm,
-                "how": contestant.how,
-                "chosen": contestant.chosen,
-                "segment_bytes": contestant.segment_bytes,
-                "calls_per_sample": calls,
-                "sample_seconds": calls * call_s,
-                "wrong": wrong,
-            }
-            for contestant, calls, call_s, wrong in zip(
-                self._contestants, self._calls, self.first_s, self._wrong, strict=True
-            )
-        ]
+        return self._facts
 
     def sample(self, index: int, warm: bool = True) -> dict[str, Any]:
         """Take one sample.
@@ -290,32 +298,34 @@ class Sampler:
 Answer = Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]
 
 
-def topology_text(environ: Mapping[str, str] | None = None) -> str:
+def topology_text() -> str:
     """Give the YAML text of the topology that the environment names; empty if it names none that can be read."""
-    path = (os.environ if environ is None else environ).get("HVD_EXT_TOPOLOGY", "")
+    path = os.environ.get("HVD_EXT_TOPOLOGY", "")
     try:
         return Path(path).read_text(encoding="utf-8") if path else ""
     except OSError:
         return ""
 
 
-def answer_turns(folder: Path, ranks: Ranks, answer: Answer, topology: str = "") -> None:
+def answer_turns(folder: str, ranks: Ranks, answer: Answer, links: str = "") -> None:
     """Answer the parent's turns until it says "end"; MPI must have been started. A failure ends the whole job.
 
     Args:
+        folder: where rank 0 follows the turns and writes the events.
+        links: the YAML text of a topology, for a job whose environment names none.
         answer: takes a turn and gives the kind and the values of the event that answers it; it is called for "end" too,
             which is not answered.
     """
     try:
         hosts = ranks.gather(platform.node())
-        if ranks.rank == 0 and not folder.is_dir():
+        if ranks.rank == 0 and not Path(folder).is_dir():
             raise HvdExtError(
                 f"folder ({folder}): rank 0 on {hosts[0]} does not see it; start the benchmark on that host, or set "
                 "TMPDIR to a folder that all hosts share"
             )
-        events = folder / EVENTS if ranks.rank == 0 else None
-        emit(events, "hello", hosts=hosts, topology=topology)
-        follower = Follower(folder / TURNS)
+        events = Path(folder) / EVENTS if ranks.rank == 0 else None
+        emit(events, "hello", hosts=hosts, topology=topology_text() or links)
+        follower = Follower(Path(folder) / TURNS)
         while (turn := ranks.broadcast(_next_turn(follower) if ranks.rank == 0 else None))["kind"] != "end":
             kind, values = answer(turn)
             emit(events, kind, **values)
@@ -335,17 +345,18 @@ def _next_turn(follower: Follower) -> dict[str, Any]:
 
 def serve(
     make: Make,
-    task: Task,
+    folder: str,
+    check: bool = True,
     release: Callable[[], None] = lambda: None,
-    topology: str = "",
+    links: str = "",
     kind: type[Sampler] = Sampler,
 ) -> None:
     """Measure sums of buffers as the parent says; see `answer_turns`."""
-    ranks, folder = Ranks(), Path(task.folder)
+    ranks = Ranks()
     samplers: list[Sampler] = []
 
     def alive() -> None:
-        emit(folder / EVENTS if ranks.rank == 0 else None, ALIVE)
+        emit(Path(folder) / EVENTS if ranks.rank == 0 else None, ALIVE)
 
     def answer(turn: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if turn["kind"] == "measure":
@@ -360,7 +371,7 @@ def serve(
         if turn["kind"] == "end":
             return "ended", {}
         elements = turn["bytes"] // 4
-        samplers.append(kind(make(elements, turn["algorithms"]), elements, ranks, task.check, alive))
+        samplers.append(kind(make(elements, turn["algorithms"]), elements, ranks, check, alive))
         return "opened", {"contestants": samplers[0].facts()}
 
-    answer_turns(folder, ranks, answer, topology)
+    answer_turns(folder, ranks, answer, links)

@@ -135,17 +135,12 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
     if not request.ours and not theirs and not strategy:
         raise InvalidError(f"algorithms ({', '.join(request.algorithms)}): {'; '.join(missing)}")
 
-    def arguments(module: str, environment: Mapping[str, str]) -> Any:
-        width = request.width or WIDTHS[request.model]
-        return lambda folder: [
-            f"hvd_ext.bench.{module}",
-            Task(folder, request.model, width, request.batch, environment, request.options).write(),
-        ]
-
-    jobs = {"hvd_ext": arguments("training_worker", {})} if request.ours else {}
-    jobs |= {name: arguments("training_horovod", HOROVODS[name]) for name in theirs}
+    task = Task(request.model, request.width or WIDTHS[request.model], request.batch, options=request.options)
+    jobs = {"hvd_ext": ("hvd_ext.bench.training_worker", task)} if request.ours else {}
+    for name in theirs:
+        jobs[name] = ("hvd_ext.bench.training_horovod", dataclasses.replace(task, environment=HOROVODS[name]))
     if strategy:
-        jobs[STRATEGY] = arguments("training_strategy", {})
+        jobs[STRATEGY] = ("hvd_ext.bench.training_strategy", task)
     rows, notes, topology = compare(
         request, launcher, jobs, lambda cluster, turns: _measured(request, cluster, turns, tell), tell
     )
@@ -235,9 +230,7 @@ def _row(
         "model": request.model,
         "width": request.width or WIDTHS[request.model],
         "batch": request.batch,
-        "ranks": cluster.ranks,
-        "hosts": len(cluster.ranks_per_host),
-        "ranks_per_host": cluster.ranks_per_host,
+        **cluster.place,
         "bytes": nbytes,
         "samples_per_second": cluster.ranks * request.batch / median,
         "step_seconds_median": median,

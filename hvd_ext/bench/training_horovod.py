@@ -1,4 +1,4 @@
-"""One rank that trains with Horovod: `LAUNCHER python -m hvd_ext.bench.training_horovod TASK`.
+"""One rank that trains with Horovod: `LAUNCHER python -m hvd_ext.bench.training_horovod FOLDER TASK`.
 
 Horovod's own DistributedOptimizer does not synchronise under Keras 3. So a training step of our own reduces the
 gradients, in both ways that Horovod has: all in one group, or each as it becomes ready, so that Horovod's tensor fusion
@@ -57,7 +57,7 @@ class HorovodModel(HorovodStep, keras.Sequential):
         self.way = way
 
 
-def main(text: str) -> None:
+def main(folder: str, text: str) -> None:
     """Serve the parent, which has written the task."""
     task = Task.read(text)
     task.set_environment()
@@ -76,9 +76,9 @@ def main(text: str) -> None:
         kinds = {way: functools.partial(HorovodModel, way=way) for way in ways}
         return {way: Learner(task.model, task.width, data, kind=kind) for way, kind in kinds.items()}
 
-    serve(task, make)
+    serve(folder, make)
     hvd.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

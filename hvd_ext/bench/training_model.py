@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -109,7 +110,7 @@ class Learner:
             wrap: makes another optimizer of the plain one.
         """
         keras.utils.set_random_seed(SEED)
-        self._data, self._steps = data, 0
+        self._batches = itertools.cycle(data)
         self.model = kind(layers(model, width))
         self.optimizer = wrap(keras.optimizers.SGD(RATE))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -118,8 +119,7 @@ class Learner:
 
     def step(self) -> float:
         """Train one batch and give its loss."""
-        images, labels = self._data[self._steps % len(self._data)]
-        self._steps += 1
+        images, labels = next(self._batches)
         return float(self.model.train_on_batch(images, labels, return_dict=True)["loss"])
 
     def weights(self) -> NDArray[np.float32]:

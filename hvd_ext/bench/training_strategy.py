@@ -1,4 +1,4 @@
-"""One rank that trains with TensorFlow's own means: `LAUNCHER python -m hvd_ext.bench.training_strategy TASK`.
+"""One rank that trains with TensorFlow's own means: `LAUNCHER python -m hvd_ext.bench.training_strategy FOLDER TASK`.
 
 That is MultiWorkerMirroredStrategy with the model in tf_keras, because it fails with Keras 3. Its ranks find each other
 by a cluster of addresses, which MPI gathers here.
@@ -7,6 +7,7 @@ by a cluster of addresses, which MPI gathers here.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import socket
@@ -61,7 +62,7 @@ class StrategyLearner:
 
         from hvd_ext.bench.training_model import RATE, layers
 
-        self._data, self._steps = data, 0
+        self._batches = itertools.cycle(data)
         with strategy.scope():
             self.model = tf_keras.Sequential(layers(task.model, task.width, tf_keras))
             self.optimizer = tf_keras.optimizers.SGD(RATE)
@@ -82,16 +83,14 @@ class StrategyLearner:
 
     def step(self) -> float:
         """Train one batch and give its loss."""
-        images, labels = self._data[self._steps % len(self._data)]
-        self._steps += 1
-        return float(self._step(images, labels))
+        return float(self._step(*next(self._batches)))
 
     def weights(self) -> NDArray[np.float32]:
         """Give the trained weights, float32 [parameters]."""
         return np.concatenate([np.asarray(weight).ravel() for weight in self.model.get_weights()])
 
 
-def main(text: str) -> None:
+def main(folder: str, text: str) -> None:
     """Serve the parent, which has written the task."""
     task = Task.read(text)
     task.set_environment()
@@ -113,9 +112,9 @@ def main(text: str) -> None:
         weights = [np.asarray(weight) for weight in plain.model.trainable_weights]
         return {"": StrategyLearner(task, data, weights, strategy)}
 
-    serve(task, make)
+    serve(folder, make)
     process.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,22 +1,20 @@
-"""One rank that trains with hvd_ext: `LAUNCHER python -m hvd_ext.bench.training_worker TASK`; Horovod's uses it too."""
+"""A rank that trains with hvd_ext: `LAUNCHER python -m hvd_ext.bench.training_worker FOLDER TASK`; Horovod's too."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.bench.sampling import Ranks, answer_turns, topology_text
+from hvd_ext.bench.sampling import Argument, Ranks, answer_turns
 from hvd_ext.errors import HvdExtError
 
 if TYPE_CHECKING:
@@ -31,30 +29,19 @@ TOLERANCE = 1e-2
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Task(Argument):
     """What the ranks of a job receive when they start.
 
     Attributes:
-        folder: where rank 0 follows the turns and writes the events.
         environment: variables that are set before MPI starts.
         options: keywords of our optimizer, as texts.
     """
 
-    folder: str
     model: str
     width: int
     batch: int
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def read(cls, text: str) -> Task:
-        """Read a task that `write` has written."""
-        return cls(**json.loads(text))
-
-    def write(self) -> str:
-        """Write the task as one argument of a command: ranks on other hosts may not see our files."""
-        return json.dumps(dataclasses.asdict(self))
 
     def set_environment(self) -> None:
         """Set the variables for this process; MPI and Horovod read them when they start.
@@ -75,19 +62,6 @@ def parts_of(contestant: str) -> tuple[str, str]:
     return algorithm, buckets
 
 
-class AveragingRanks(Ranks):
-    """All ranks, which average arrays without help of a contestant."""
-
-    def average(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Give all ranks the average of their arrays, which have one shape; the wait for slow ranks is asleep."""
-        from mpi4py import MPI
-
-        total = np.empty_like(values)
-        self.meet()
-        MPI.COMM_WORLD.Allreduce(values, total, op=MPI.SUM)
-        return total / np.float32(self.size)
-
-
 # From the name of a contestant to its ways, by name, of which the fastest is kept.
 Make = Callable[[str], "dict[str, Learner]"]
 
@@ -95,7 +69,7 @@ Make = Callable[[str], "dict[str, Learner]"]
 class Contest:
     """The models that train in one job; all ranks use it alike."""
 
-    def __init__(self, plain: Learner, ranks: AveragingRanks) -> None:
+    def __init__(self, plain: Learner, ranks: Ranks) -> None:
         """Take the first step of the model with the plain optimizer: its average is what the first update must be."""
         self._ranks = ranks
         self._before = plain.weights()
@@ -196,7 +170,7 @@ def _fingerprint(weights: NDArray[np.float32]) -> str:
 
 
 def serve(
-    task: Task,
+    folder: str,
     make: Make,
     chosen: Callable[[Learner], str] = lambda learner: "",
     laid_out: Callable[[Learner], dict[str, Any]] = lambda learner: {},
@@ -208,7 +182,7 @@ def serve(
         chosen: tells after the first step which algorithm runs.
         laid_out: tells after the last step which algorithm runs, and which buckets there are.
     """
-    ranks = AveragingRanks()
+    ranks = Ranks()
     contests: list[Contest] = []
 
     def answer(turn: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -227,10 +201,10 @@ def serve(
             return "checked", {"wrong": [[], *wrong], "layouts": contests[0].layouts(laid_out)}
         return "ended", {}
 
-    answer_turns(Path(task.folder), ranks, answer, topology_text())
+    answer_turns(folder, ranks, answer)
 
 
-def main(text: str) -> None:
+def main(folder: str, text: str) -> None:
     """Serve the parent, which has written the task, with optimizers of hvd_ext as a user writes them."""
     task = Task.read(text)
     task.set_environment()
@@ -261,9 +235,9 @@ def main(text: str) -> None:
         now = channel.layout
         return {"chosen": chosen(learner), "bucketer": now.bucketer, "buckets": len(now.buckets)}
 
-    serve(task, make, chosen, laid_out)
+    serve(folder, make, chosen, laid_out)
     hvd.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

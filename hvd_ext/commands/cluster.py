@@ -73,7 +73,3 @@ def run(
         console.print("hvd_ext cluster: stopped; nothing of it was left behind")
         raise typer.Exit(128 + int(stopped.args[0])) from stopped
     raise typer.Exit(status if status >= 0 else 128 - status)
-
-
-if __name__ == "__main__":
-    app(prog_name="python -m hvd_ext cluster")

@@ -92,7 +92,7 @@ def links_line(
     """Describe the links that the prices assume, and where their rates come from."""
     if not links:
         return "links: none, there is one rank"
-    listed = ", ".join(f"{kind.kind} {_words(_rates(kind), _alphas(kind))}" for kind in links)
+    listed = ", ".join(map(_described, links))
     if topology is not None:
         return f"links: {listed}; from {topology}"
     if preset is not None:
@@ -105,13 +105,11 @@ def links_line(
     return f"links: {listed}; the rate between hosts is that of --rate, all else is assumed"
 
 
-def _rates(link: explaining.LinkKind) -> str:
-    texts = [rate_text(math.inf if bits is None else bits) for bits in link.bits_per_s]
-    return " to ".join(dict.fromkeys(texts))
-
-
-def _alphas(link: explaining.LinkKind) -> str:
-    return " to ".join(dict.fromkeys(f"{alpha_s * 1e6:.4g}" for alpha_s in link.alpha_s)) + " us"
+def _described(link: explaining.LinkKind) -> str:
+    rates = [rate_text(math.inf if bits is None else bits) for bits in link.bits_per_s]
+    alphas = [f"{alpha_s * 1e6:.4g}" for alpha_s in link.alpha_s]
+    rate, alpha = (" to ".join(dict.fromkeys(texts)) for texts in (rates, alphas))
+    return f"{link.kind} {_words(rate, f'{alpha} us')}"
 
 
 def _size_line(nbytes: int, chosen_for_nbytes: int) -> list[str]:
@@ -264,7 +262,3 @@ def table_of(entries: tuple[explaining.Entry, ...], winner: str, kinds: tuple[st
         style = "bold" if entry.name == winner else None
         table.add_row(entry.name, price, rounds, *loads, entry.verdict, style=style)
     return table
-
-
-if __name__ == "__main__":
-    app(prog_name="python -m hvd_ext plan")

@@ -200,7 +200,3 @@ def _draw_panel(axes: Axes, curve: Curve, priced: Sequence[Allreduce]) -> None:
     axes.set_xlabel("bytes")
     axes.set_ylabel("ms")
     axes.grid(True, alpha=0.3)
-
-
-if __name__ == "__main__":
-    app(prog_name="python -m hvd_ext probe")

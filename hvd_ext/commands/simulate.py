@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.table import Table
 
-from hvd_ext.commands import simulate_rounds
 from hvd_ext.commands.app import (
     App,
     Hosts,
@@ -27,12 +26,13 @@ from hvd_ext.planning import explain as explaining, models, scaling, step_times,
 from hvd_ext.planning.cost import lane
 from hvd_ext.planning.scaling import Row
 from hvd_ext.planning.step_times import StepTimes
-from hvd_ext.simulation.skew import KINDS
+from hvd_ext.simulation.skew import KINDS, Gain, Skew, gains
 from hvd_ext.topology.presets import PRESETS
 from hvd_ext.topology.scale import MOST_RANKS
 from hvd_ext.topology.tree import Tree
 
 app = App()
+Of = TypeVar("Of", Row, Gain)
 WORTH_NAMING = 1.005  # a change that brings less is not called the best
 TIE = 1.001  # steps within this factor are called equal
 
@@ -147,16 +147,16 @@ def simulate(
             rows = [scaling.on_line(price, times, name, count, nbytes) for count in counts or [1] for name in names]
             title = f"a step of {trace or model} with an allreduce of {allreduce_cost} x bytes seconds"
             priced = what_if.on_a_line(price, times, names, max(counts or [1])) if changes else []
-        played = [] if skew is None else simulate_rounds.gains_of(rows, modes, skew, staleness)
+        played = [] if skew is None else gains_of(rows, modes, skew, staleness)
         written = [*(row.as_json() for row in rows), *(change.as_json() for change in priced)]
         if json_file is not None:
             with writing(f"--json {json_file}"):
-                lines = [json.dumps(row) + "\n" for row in (*written, *map(simulate_rounds.as_json, played))]
+                lines = [json.dumps(row) + "\n" for row in (*written, *map(gain_as_json, played))]
                 json_file.write_text("".join(lines), encoding="utf-8")
         console.print(table_of(rows, title))
         say(console, [*remarks(rows), *sources])
         if skew is not None:
-            console.print(simulate_rounds.table_of(played, skew))
+            console.print(rounds_table(played, skew))
         if priced:
             console.print(what_if_table(priced))
             say(console, verdict(priced))
@@ -170,8 +170,7 @@ def table_of(rows: Sequence[Row], title: str) -> Table:
     """Make the table of the rows; the shortest step of each number of ranks is bold."""
     headings = ("ranks", "bucketer", "algorithm", "buckets", "step, ms", "exposed, ms", "speed-up", "efficiency")
     table = figures_table(title, headings, ("bucketer", "algorithm"))
-    for at in dict.fromkeys(row.ranks for row in rows):
-        mine = [row for row in rows if row.ranks == at]
+    for mine in _by_ranks(rows).values():
         winner = scaling.best(mine)
         for row in mine:
             cells = [f"{row.iteration_s * 1e3:.4g}", f"{row.exposed_s * 1e3:.4g}", f"{row.speedup:.4g}"]
@@ -190,8 +189,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         f"{(row.times.computed_s - row.times.forward_s) * 1e3:.4g} ms{update}; "
         f"{len(row.times.tensors)} tensors, {sum(tensor.nbytes for tensor in row.times.tensors):,} bytes"
     ]
-    for at in dict.fromkeys(row.ranks for row in rows):
-        mine = [row for row in rows if row.ranks == at]
+    for at, mine in _by_ranks(rows).items():
         fast, last = scaling.best(mine), max(mine, key=lambda other: other.iteration_s)
         equal = [row for row in mine if row.iteration_s <= fast.iteration_s * TIE]
         ranks = "1 rank" if at == 1 else f"{at} ranks"
@@ -227,6 +225,57 @@ def verdict(changes: Sequence[what_if.Change]) -> list[str]:
     if best.gain < WORTH_NAMING:
         return [*lines, f"best: no change brings {WORTH_NAMING - 1:.1%} more samples per second"]
     return [*lines, f"best: {best.name}, {_gain(best.gain)} samples per second; {more}"]
+
+
+def gains_of(rows: Sequence[Row], modes: Sequence[str], skew: str, staleness: int) -> list[Gain]:
+    """Play the rounds of each number of ranks.
+
+    Full steps have the buckets that are best, which hide behind back-propagation. Rounds that do not wait begin after
+    it, and have the whole gradient in one bucket.
+
+    Raises:
+        InvalidError: a mode, or the skew, is none.
+    """
+    read, made = Skew.read(skew), []
+    for ranks, mine in _by_ranks(rows).items():
+        best = scaling.best(mine)
+        single = scaling.best([row for row in mine if row.bucketer == "single"])
+        made += gains(ranks, best.alone_s, best.iteration_s - best.alone_s, single.exposed_s, read, modes, staleness)
+    return made
+
+
+def rounds_table(made: Sequence[Gain], skew: str) -> Table:
+    """Make the table; the shortest step of each number of ranks is bold."""
+    headings = ("ranks", "sync", "step, ms", "x full", "waited, ms", "on time", "late by 0, 1, ... rounds, %")
+    table = figures_table(f"steps that do not wait for all ranks, {skew}", headings, ("sync",))
+    for ranks, mine in _by_ranks(made).items():
+        fastest = min(mine, key=lambda gain: gain.step_s)
+        for gain in mine:
+            late = " ".join(f"{100 * share:.0f}" for share in gain.staleness)
+            cells = [f"{gain.step_s * 1e3:.4g}", f"{gain.speedup:.2f}", f"{gain.waited_s * 1e3:.4g}"]
+            words = [str(ranks), gain.mode, *cells, f"{gain.active:.1f}", late]
+            table.add_row(*words, style="bold" if gain is fastest else None)
+        table.add_section()
+    return table
+
+
+def gain_as_json(gain: Gain) -> dict[str, object]:
+    """Write a gain as a row of the command's file."""
+    return {
+        "ranks": gain.ranks,
+        "sync": gain.mode,
+        "iteration_seconds": gain.step_s,
+        "speedup_over_full": gain.speedup,
+        "waited_seconds": gain.waited_s,
+        "active_ranks": gain.active,
+        "staleness_shares": list(gain.staleness),
+        "mean_staleness": gain.mean_staleness,
+    }
+
+
+def _by_ranks(rows: Sequence[Of]) -> dict[int, list[Of]]:
+    """Group rows by the number of ranks, in their order."""
+    return {ranks: [row for row in rows if row.ranks == ranks] for ranks in dict.fromkeys(row.ranks for row in rows)}
 
 
 def _gain(gain: float) -> str:
@@ -291,7 +340,3 @@ def _line(text: str) -> lane.Table:
             f"--allreduce-cost {text!r}: must be the seconds of a start and those of a byte, as in 5.7e-3,4.4e-9"
         )
     return lane.line(a_s, b_s_per_byte)
-
-
-if __name__ == "__main__":
-    app(prog_name="python -m hvd_ext simulate")

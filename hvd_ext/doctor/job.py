@@ -30,23 +30,6 @@ class Ended(Exception):
     """The launcher ends the job while this rank is still working."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """What a rank does at the end.
-
-    Attributes:
-        findings: the report; None if another rank gives it.
-        aside: one line for stderr, or empty.
-        linger_s: seconds to wait before the process ends.
-        last: what to print after that wait.
-    """
-
-    findings: list[Finding] | None
-    aside: str = ""
-    linger_s: float = 0.0
-    last: str = ""
-
-
 def under_launcher(environ: Mapping[str, str]) -> bool:
     """Return whether a launcher has started this process, even one that `init` refuses."""
     try:
@@ -55,8 +38,12 @@ def under_launcher(environ: Mapping[str, str]) -> bool:
         return True
 
 
-def examine(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Report:
-    """Examine this rank, meet the other ranks within the time limit, and judge the job; all ranks call this."""
+def examine(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> list[Finding] | int:
+    """Examine this rank, meet the other ranks within the time limit, and judge the job; all ranks call this.
+
+    Returns:
+        The findings on the rank that reports them; the exit status on the others.
+    """
     launched = job_facts.of_launcher(environ)
     speaks = launched.rank in (0, None) and launched.place in (0, None)
     facts: Facts = launched
@@ -74,17 +61,20 @@ def examine(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Report:
     finally:
         signal.signal(signal.SIGTERM, before)
     if "answers" in met:
-        return Report(job_checks.judge(met) if met["rank"] == 0 else None)
+        return job_checks.judge(met) if met["rank"] == 0 else 0
     if speaks:
-        return Report(job_checks.judge({**met, "answers": [{**dataclasses.asdict(facts), "mpi": met.get("mpi", {})}]}))
-    linger_s = LINGER_S if met.get("cut_off") else 0.0
-    last = f"rank {facts.rank} of host {facts.host}: {met['error']}"
+        return job_checks.judge({**met, "answers": [{**dataclasses.asdict(facts), "mpi": met.get("mpi", {})}]})
     if launched.place == 0:
         where = ", ".join(f"{name} {address}" for name, address in facts.networks) or "none"
-        return Report(
-            None, f"hvd_ext doctor: host {facts.host} (rank {facts.rank}): interfaces: {where}", linger_s, last
-        )
-    return Report(None, linger_s=linger_s, last=last)
+        _say(f"host {facts.host} (rank {facts.rank}): interfaces: {where}")
+    if not met.get("cut_off"):
+        return 0
+    # the end of this process would cut off the report of rank 0
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(LINGER_S)
+    # Had rank 0 reported and ended, the launcher would have ended this process.
+    _say(f"rank {facts.rank} of host {facts.host}: {met['error']}; rank 0 has not reported")
+    return 1
 
 
 def _meeting(facts: Facts, environ: Mapping[str, str], limit_s: float) -> dict[str, Any]:
@@ -123,15 +113,8 @@ def _ended(number: int, frame: FrameType | None) -> None:
     raise Ended
 
 
-def output(report: Report) -> None:
-    """Print a rank's line for stderr, and wait if the end of this process would cut off the report."""
-    if report.aside:
-        print(report.aside, file=sys.stderr, flush=True)
-    if report.linger_s:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(report.linger_s)
-        # Had rank 0 reported and ended, the launcher would have ended this process.
-        print(f"hvd_ext doctor: {report.last}; rank 0 has not reported", file=sys.stderr, flush=True)
+def _say(words: str) -> None:
+    print(f"hvd_ext doctor: {words}", file=sys.stderr, flush=True)
 
 
 def console_width(environ: Mapping[str, str]) -> int:

@@ -38,7 +38,7 @@ def wrong(self, *arguments):
         return result
     return dataclasses.replace(one, call=call)
 worker.Buffers._engine = wrong
-worker.main(sys.argv[-1])
+worker.main(*sys.argv[-2:])
 """
 
 

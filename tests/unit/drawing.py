@@ -1,11 +1,21 @@
-"""What every plot must keep to: colours that differ, few lines, titles that fit."""
+"""What a terminal shows, and what every plot must keep to: colours that differ, few lines, titles that fit."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
+
 from hvd_ext.bench import plots
+
+
+def printed(*things: Any, width: int = 250) -> str:
+    """Give what a terminal of this width shows."""
+    console = Console(file=io.StringIO(), width=width)
+    console.print(*things)
+    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def assert_colours_differ(palettes: Mapping[str, Sequence[str]]) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.studies.options import Only, Output
 from hvd_ext.bench import command, results
 
 
@@ -86,8 +87,8 @@ class _Bar:
 
 def plot_convergence(
     file: Annotated[Path, typer.Argument(help="Result of convergence --json.")],
-    output: command.Output,
-    only: command.Only = "",
+    output: Output,
+    only: Only = "",
 ) -> None:
     """Draw accuracy over epochs and over time, a column for each model."""
     from benchmarks.studies.convergence import results as told

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.studies.options import part
-from hvd_ext.bench import command, results
+from benchmarks.studies.options import Only, Output, part, rows_of
+from hvd_ext.bench import command
 
 
 def data(
@@ -64,12 +64,12 @@ def data(
 
 def plot_data(
     files: Annotated[list[Path], typer.Argument(help="Results of data --json.")],
-    output: command.Output,
-    only: command.Only = "",
+    output: Output,
+    only: Only = "",
 ) -> None:
     """Draw the processor time of samples that were read before, over that of a copy of the same bytes."""
     from benchmarks.studies.data import results as told
 
     with command.ended_in_words("benchmarks.studies plot-data"):
         command.check_folder("--output", output)
-        told.draw(results.rows_of(files, told.BENCHMARK), output, command.names(only))
+        told.draw(rows_of(files, told.BENCHMARK), output, command.names(only))

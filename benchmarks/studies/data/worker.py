@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvd_ext.bench.sampling import EVENTS, emit
+from hvd_ext.bench.sampling import EVENTS, Argument, emit
 from hvd_ext.errors import HvdExtError
 
 # Tells samples: what they are of, and their values.
@@ -22,7 +21,7 @@ Tell = Callable[..., None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Task(Argument):
     """What a process is told.
 
     Attributes:
@@ -40,16 +39,6 @@ class Task:
     repetitions: int = 5
     contestants: tuple[str, ...] = ()
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def read(cls, text: str) -> Task:
-        """Read a task that `write` has written."""
-        values = json.loads(text)
-        return cls(**{**values, "contestants": tuple(values["contestants"])})
-
-    def write(self) -> str:
-        """Write the task as one argument of a command."""
-        return json.dumps(dataclasses.asdict(self))
 
     def count(self, whole: int, multiple: int) -> int:
         """Scale a number of samples; it stays a multiple of `multiple`, and at least two of it."""

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.studies.hitopk.names import DEFAULT
-from hvd_ext.bench import command, results
+from benchmarks.studies.options import Only, Output, rows_of
+from hvd_ext.bench import command
 
 
 def hitopk(
@@ -45,13 +46,14 @@ def hitopk(
     from hvd_ext.topology.read import read
 
     with command.ended_in_words("benchmarks.studies hitopk"):
-        start = Launcher() if topology is not None else command.launched(launcher, ranks)
+        simulated_alone = (Launcher(), command.numbers("--ranks", ranks or "2"))
+        start, counts = command.launched(launcher, ranks, "2") if topology is None else simulated_alone
         if topology is not None and not simulate:
             raise typer.BadParameter("say which lengths: --simulate 25000000", param_hint="--topology")
         request = Request(
             elements=command.numbers("--elements", elements),
             names=command.names(algorithms),
-            ranks=command.ranks_of(start, ranks, "2"),
+            ranks=counts,
             repetitions=repetitions,
             seconds_per_row=seconds_per_row,
             rate=command.bytes_per_second(rate),
@@ -82,12 +84,12 @@ def hitopk(
 
 def plot_hitopk(
     files: Annotated[list[Path], typer.Argument(help="Results of hitopk --json.")],
-    output: command.Output,
+    output: Output,
     kind: Annotated[
         str, typer.Option(help="bars: all contestants; sizes: time over elements; steps: hitopk's steps.")
     ] = "bars",
     elements: Annotated[str, typer.Option(help="Only these lengths, with commas.")] = "",
-    only: command.Only = "",
+    only: Only = "",
 ) -> None:
     """Draw sparse and dense sums: side by side, over the size, or hitopk's steps."""
     from benchmarks.studies.hitopk import results as told
@@ -95,6 +97,6 @@ def plot_hitopk(
     with command.ended_in_words("benchmarks.studies plot-hitopk"):
         command.check_folder("--output", output)
         lengths = command.numbers("--elements", elements)
-        rows = results.rows_of(files, told.BENCHMARK)
+        rows = rows_of(files, told.BENCHMARK)
         rows = [row for row in rows if not lengths or row["elements"] in lengths]
         told.draw(rows, output, kind, command.names(only))

@@ -1,4 +1,4 @@
-"""One rank that measures Horovod beside sparse sums: `LAUNCHER python -m benchmarks.studies.hitopk.horovod TASK`."""
+"""Measures Horovod beside sparse sums on a rank: `LAUNCHER python -m benchmarks.studies.hitopk.horovod FOLDER TASK`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.studies.hitopk.names import Name
 from benchmarks.studies.hitopk.sampling import Gradient, Mass, MassSampler, Watched
-from hvd_ext.bench.sampling import Contestant, Task, serve, topology_text
+from hvd_ext.bench.sampling import Contestant, serve
 
 
 def contestants(elements: int, names: Sequence[str]) -> list[Contestant]:
@@ -35,15 +35,14 @@ def contestants(elements: int, names: Sequence[str]) -> list[Contestant]:
     return found
 
 
-def main(text: str) -> None:
+def main(folder: str, _: str) -> None:
     """Serve the parent, which has written the task."""
     import horovod.tensorflow as hvd
 
-    task = Task.read(text)
     hvd.init()
-    serve(contestants, task, topology=topology_text(), kind=MassSampler)
+    serve(contestants, folder, kind=MassSampler)
     hvd.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

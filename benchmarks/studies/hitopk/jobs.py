@@ -84,10 +84,7 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
     if not request.jobs:
         raise InvalidError(f"algorithms ({', '.join(request.names)}): {NO_HOROVOD}")
 
-    def arguments(module: str) -> Any:
-        return lambda folder: [module, Task(folder, ("engine",)).write()]
-
-    jobs = {name: arguments(MODULES[name]) for name in request.jobs}
+    jobs = {name: (MODULES[name], Task(("engine",))) for name in request.jobs}
     rows, notes, topology = compare(
         request, launcher, jobs, lambda cluster, turns: _measured(request, cluster, turns, tell), tell
     )

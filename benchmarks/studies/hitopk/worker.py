@@ -1,4 +1,4 @@
-"""One rank that measures sparse and dense sums: `LAUNCHER python -m benchmarks.studies.hitopk.worker TASK`."""
+"""One rank that measures sparse and dense sums: `LAUNCHER python -m benchmarks.studies.hitopk.worker FOLDER TASK`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.studies.hitopk.names import Name
 from benchmarks.studies.hitopk.sampling import Gradient, Mass, MassSampler, Watched, shares_of
-from hvd_ext.bench.sampling import Contestant, Ranks, Task, serve, topology_text
+from hvd_ext.bench.sampling import Contestant, Ranks, serve
 
 if TYPE_CHECKING:
     from hvd_ext.planning.layout import BucketLayout
@@ -173,16 +173,15 @@ def _mpi(name: Name, gradient: Gradient, result: NDArray[np.float32]) -> Watched
     return Watched(name.text, "engine", call, reset=lambda: result.fill(np.nan), mass=Mass(gradient))
 
 
-def main(text: str) -> None:
+def main(folder: str, _: str) -> None:
     """Serve the parent, which has written the task."""
     from hvd_ext.job import process
 
-    task = Task.read(text)
     process.init()
     sums = Sums()
-    serve(sums.contestants, task, sums.release, topology_text(), MassSampler)
+    serve(sums.contestants, folder, release=sums.release, kind=MassSampler)
     process.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

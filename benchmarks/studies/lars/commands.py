@@ -32,9 +32,9 @@ def lars(
     from benchmarks.studies.lars.jobs import Request, measure
 
     with command.ended_in_words("benchmarks.studies lars"):
-        start = command.launched(launcher, ranks)
+        start, counts = command.launched(launcher, ranks, "1,2,4")
         request = Request(
-            ranks=command.ranks_of(start, ranks, "1,2,4"),
+            ranks=counts,
             models=command.names(models),
             parts=command.names(parts),
             repetitions=repetitions,

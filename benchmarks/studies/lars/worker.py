@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_ext.bench.sampling import EVENTS, emit
+from hvd_ext.bench.sampling import EVENTS, Argument, emit
 from hvd_ext.planning.models import convolutional, transformers
 
 MODELS = {"resnet50": convolutional.resnet50, "transformer": transformers.bert_base}
@@ -28,7 +27,7 @@ WARM, WARM_AUTO = 3, 12
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Task(Argument):
     """What the ranks of a job are told.
 
     Attributes:
@@ -46,16 +45,6 @@ class Task:
     repetitions: int
     calls: int
     threads: int
-
-    @classmethod
-    def read(cls, text: str) -> Task:
-        """Read a task that `write` has written."""
-        values = json.loads(text)
-        return cls(**{**values, "models": tuple(values["models"]), "parts": tuple(values["parts"])})
-
-    def write(self) -> str:
-        """Write the task as one argument of a command."""
-        return json.dumps(dataclasses.asdict(self))
 
 
 class Bench:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.studies.options import part
-from hvd_ext.bench import command, results
+from benchmarks.studies.options import Only, Output, part, rows_of
+from hvd_ext.bench import command
 
 
 def schedule(
@@ -47,14 +47,14 @@ def schedule(
     from benchmarks.studies.schedule.jobs import Request, measure
 
     with command.ended_in_words("benchmarks.studies schedule"):
-        start = command.launched(launcher, ranks)
+        start, counts = command.launched(launcher, ranks, "2")
         request = Request(
             models=command.names(models),
             bucketers=command.names(bucketers),
             scale=part("--scale", scale),
             ratios=command.numbers("--ratio", ratios, float),
             algorithm=algorithm,
-            ranks=command.ranks_of(start, ranks, "2"),
+            ranks=counts,
             repetitions=repetitions,
             seconds_per_row=seconds_per_row,
             rate=command.bytes_per_second(rate),
@@ -69,12 +69,12 @@ def schedule(
 
 def plot_schedule(
     files: Annotated[list[Path], typer.Argument(help="Results of schedule --json.")],
-    output: command.Output,
-    only: command.Only = "",
+    output: Output,
+    only: Only = "",
 ) -> None:
     """Draw the step by cluster, ratio and bucketer, one bar each, beside the predicted one."""
     from benchmarks.studies.schedule import results as told
 
     with command.ended_in_words("benchmarks.studies plot-schedule"):
         command.check_folder("--output", output)
-        told.draw(results.rows_of(files, told.BENCHMARK), output, command.names(only))
+        told.draw(rows_of(files, told.BENCHMARK), output, command.names(only))

@@ -121,7 +121,7 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
         JobError: the job failed.
     """
     models = {name: model_of(name, request.scale) for name in request.models}
-    jobs = {"hvd_ext": lambda folder: ["benchmarks.studies.schedule.worker", Task(folder, ("engine",)).write()]}
+    jobs = {"hvd_ext": ("benchmarks.studies.schedule.worker", Task(("engine",)))}
     return compare(
         request, launcher, jobs, lambda cluster, turns: _measured(request, models, cluster, turns, tell), tell
     )

@@ -1,4 +1,4 @@
-"""One rank that replays a model without TensorFlow: `LAUNCHER python -m benchmarks.studies.schedule.worker TASK`.
+"""Replays a model without TensorFlow on a rank: `LAUNCHER python -m benchmarks.studies.schedule.worker FOLDER TASK`.
 
 Computing is sleeping: the rank sleeps until a tensor is ready, hands it to the engine, and waits for all results at the
 end. So computing takes no core from the ranks that share it.
@@ -24,12 +24,10 @@ from hvd_ext.bench.sampling import (
     FIRST_SLEEP_S,
     SHORT_S,
     Ranks,
-    Task,
     answer_turns,
     emit,
     fault_of,
     sum_of,
-    topology_text,
     values_of,
 )
 
@@ -277,13 +275,13 @@ def _read(told: dict[str, Any]) -> StepTimes:
     return StepTimes(tensors, tuple(told["ready_s"]), told["forward_s"], told["update_s"])
 
 
-def serve(task: Task) -> None:
+def serve(folder: str) -> None:
     """Replay as the parent says; see `sampling.answer_turns`. hvd_ext must have been started."""
     ranks = Ranks()
     stages: list[Stage] = []
 
     def alive() -> None:
-        emit(Path(task.folder) / EVENTS if ranks.rank == 0 else None, ALIVE)
+        emit(Path(folder) / EVENTS if ranks.rank == 0 else None, ALIVE)
 
     def answer(turn: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if turn["kind"] in ("model", "end"):
@@ -302,19 +300,18 @@ def serve(task: Task) -> None:
             return "measured", {"samples": samples}
         return "ended", {}
 
-    answer_turns(Path(task.folder), ranks, answer, topology_text())
+    answer_turns(folder, ranks, answer)
 
 
-def main(text: str) -> None:
+def main(folder: str, _: str) -> None:
     """Serve the parent, which has written the task."""
     from hvd_ext.job import process
 
-    task = Task.read(text)
     process.init()
     sleep_precisely()
-    serve(task)
+    serve(folder)
     process.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from hvd_ext.bench import command, results
+from benchmarks.studies.options import Only, Output, rows_of
+from hvd_ext.bench import command
 
 
 def stragglers(
@@ -41,13 +42,13 @@ def stragglers(
     from benchmarks.studies.stragglers.jobs import Request, measure
 
     with command.ended_in_words("benchmarks.studies stragglers"):
-        start = command.launched(launcher, ranks)
+        start, counts = command.launched(launcher, ranks, "8")
         request = Request(
             workloads=command.names(workloads),
             modes=command.names(modes),
             steps=steps,
             repetitions=repetitions,
-            ranks=command.ranks_of(start, ranks, "8"),
+            ranks=counts,
             seed=seed,
             timeout_s=timeout,
         )
@@ -60,12 +61,12 @@ def stragglers(
 
 def plot_stragglers(
     files: Annotated[list[Path], typer.Argument(help="Results of stragglers --json.")],
-    output: command.Output,
-    only: command.Only = "",
+    output: Output,
+    only: Only = "",
 ) -> None:
     """Draw how many times as fast as full steps each mode is, by workload, beside the model of rounds."""
     from benchmarks.studies.stragglers import results as told
 
     with command.ended_in_words("benchmarks.studies plot-stragglers"):
         command.check_folder("--output", output)
-        told.draw(results.rows_of(files, told.BENCHMARK), output, command.names(only))
+        told.draw(rows_of(files, told.BENCHMARK), output, command.names(only))

@@ -1,4 +1,4 @@
-"""One rank that is late and trains with Horovod: `LAUNCHER python -m benchmarks.studies.stragglers.horovod TASK`."""
+"""One late rank that trains with Horovod: `LAUNCHER python -m benchmarks.studies.stragglers.horovod FOLDER TASK`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from benchmarks.studies.stragglers.worker import Contestant, Hyperplane, Learner, Task, serve
 
 
-def main(text: str) -> None:
+def main(folder: str, text: str) -> None:
     """Serve the parent, which has written the task."""
     task = Task.read(text)
     task.set_environment()
@@ -21,9 +21,9 @@ def main(text: str) -> None:
     def make(_: str, data: Hyperplane) -> Contestant:
         return Contestant(Learner(data, reduce=functools.partial(reduced, way="grouped")))
 
-    serve(task, make)
+    serve(folder, task, make)
     hvd.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

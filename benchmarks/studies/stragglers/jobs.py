@@ -174,12 +174,9 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
     theirs = HOROVOD in request.modes and has_horovod()
     missing = [NO_HOROVOD] if HOROVOD in request.modes and not theirs else []
 
-    def arguments(module: str) -> Any:
-        return lambda folder: [f"benchmarks.studies.stragglers.{module}", Task(folder, request.seed).write()]
-
-    jobs = {"hvd_ext": arguments("worker")}
+    jobs = {"hvd_ext": ("benchmarks.studies.stragglers.worker", Task(request.seed))}
     if theirs:
-        jobs[HOROVOD] = arguments("horovod")
+        jobs[HOROVOD] = ("benchmarks.studies.stragglers.horovod", Task(request.seed))
     rows, notes, topology = compare(
         request, launcher, jobs, lambda cluster, turns: _measured(request, cluster, turns, tell), tell
     )

@@ -1,4 +1,4 @@
-"""One rank that trains and is late: `LAUNCHER python -m benchmarks.studies.stragglers.worker TASK`.
+"""One rank that trains and is late: `LAUNCHER python -m benchmarks.studies.stragglers.worker FOLDER TASK`.
 
 A linear model learns the coefficients of a hyperplane in a compiled training step of our own. Before each step the rank
 sleeps as the workload says, so that what is uneven takes no core from the ranks that share it.
@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.studies.stragglers.workloads import WORKLOADS, Workload
-from hvd_ext.bench.sampling import FIRST_SLEEP_S, Ranks, answer_turns, topology_text
+from hvd_ext.bench.sampling import FIRST_SLEEP_S, Argument, Ranks, answer_turns
 
 if TYPE_CHECKING:
     import keras
@@ -40,27 +38,16 @@ AUTO_UNDELAYED_STEPS = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Task(Argument):
     """What the ranks of a job are told when they start.
 
     Attributes:
-        folder: where rank 0 follows the turns and writes the events.
         seed: of the data and of the sleeps.
         environment: variables that are set before MPI starts.
     """
 
-    folder: str
     seed: int
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def read(cls, text: str) -> Task:
-        """Read a task that `write` has written."""
-        return cls(**json.loads(text))
-
-    def write(self) -> str:
-        """Write the task as one argument of a command: ranks on other hosts may not see our files."""
-        return json.dumps(dataclasses.asdict(self))
 
     def set_environment(self) -> None:
         """Set the variables for this process; MPI and Horovod read them when they start."""
@@ -268,7 +255,7 @@ class Race:
 Make = Callable[[str, Hyperplane], Contestant]
 
 
-def serve(task: Task, make: Make) -> None:
+def serve(folder: str, task: Task, make: Make) -> None:
     """Train as the parent says; see `sampling.answer_turns`. The library must have been started."""
     from benchmarks.studies.schedule.worker import sleep_precisely
 
@@ -297,10 +284,10 @@ def serve(task: Task, make: Make) -> None:
             return "checked", {"contestants": [races[0].check(index) for index in range(turn["count"])]}
         return "ended", {}
 
-    answer_turns(Path(task.folder), ranks, answer, topology_text())
+    answer_turns(folder, ranks, answer)
 
 
-def main(text: str) -> None:
+def main(folder: str, text: str) -> None:
     """Serve the parent, which has written the task, with optimizers of hvd_ext as a user writes them."""
     task = Task.read(text)
     task.set_environment()
@@ -349,9 +336,9 @@ def main(text: str) -> None:
         wrapped = functools.partial(hvd.DistributedOptimizer, **keywords_of(name, hvd.size()))
         return Ours(Learner(data, wrap=wrapped))
 
-    serve(task, make)
+    serve(folder, task, make)
     hvd.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.studies.options import Only, Output, rows_of
 from hvd_ext.bench import command, results
 
 
@@ -62,10 +63,10 @@ def topk(
 
 def plot_topk(
     files: Annotated[list[Path], typer.Argument(help="Results of topk --json.")],
-    output: command.Output,
+    output: Output,
     kind: Annotated[str, typer.Option(help="bars: time over one read pass; sizes: time over the length.")] = "bars",
     elements: Annotated[str, typer.Option(help="Only these lengths, with commas.")] = "",
-    only: command.Only = "",
+    only: Only = "",
 ) -> None:
     """Draw selections: beside one read pass, or over the length."""
     from benchmarks.studies.topk import results as told
@@ -73,7 +74,7 @@ def plot_topk(
     with command.ended_in_words("benchmarks.studies plot-topk"):
         command.check_folder("--output", output)
         lengths = command.numbers("--elements", elements)
-        rows = results.rows_of(files, told.BENCHMARK)
+        rows = rows_of(files, told.BENCHMARK)
         rows = [row for row in rows if not lengths or row["elements"] in lengths]
         told.draw(rows, output, kind, command.names(only))
 

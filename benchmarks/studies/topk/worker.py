@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.studies.topk.inputs import count, make, segments
-from hvd_ext.bench.sampling import emit
+from hvd_ext.bench.sampling import Argument, emit
 from hvd_ext.errors import HvdExtError
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ FEW = 4096
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Task(Argument):
     """What the process is told.
 
     Attributes:
@@ -55,18 +54,6 @@ class Task:
     repetitions: int
     seconds_per_row: float
     evict_bytes: int = EVICT_BYTES
-
-    @classmethod
-    def read(cls, text: str) -> Task:
-        """Read a task that `write` has written."""
-        values = json.loads(text)
-        lists = {name: tuple(values[name]) for name in ("elements", "densities", "inputs")}
-        named = {name: tuple(names) for name, names in values["contestants"].items()}
-        return cls(**{**values, **lists, "contestants": named})
-
-    def write(self) -> str:
-        """Write the task as one argument of a command."""
-        return json.dumps(dataclasses.asdict(self))
 
 
 class Sampler:

@@ -118,7 +118,7 @@ def test_who_has_not_the_turn_is_stopped_and_does_nothing_and_its_launcher_is_no
     stopped, before = counts["two"].read_text(), counts["one"].read_text()
     wait_for(lambda: counts["one"].read_text() not in ("", before))
     assert counts["two"].read_text() == stopped
-    turns.end(lambda job: job.wait(PATIENCE_S))
+    turns.end(PATIENCE_S)
     assert one.job.processes() == two.job.processes() == []
 
 

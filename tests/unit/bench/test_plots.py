@@ -1,56 +1,21 @@
-"""The plots of results: files that are written, and what is in them."""
+"""The plots of results: what is in them, and what cannot be drawn."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from benchmarks.studies.__main__ import app
-from hvd_ext.bench import breakdown, plots, results
+from hvd_ext.bench import breakdown, plots
 from hvd_ext.commands import figures
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning import registry
-from tests.unit.bench.rows import KEPT, row, training_row, training_rows
-from tests.unit.drawing import assert_colours_differ, assert_readable
+from tests.unit.bench.rows import row, training_row, training_rows
+from tests.unit.drawing import assert_colours_differ
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: python -m pip install matplotlib")
-PNG = b"\x89PNG\r\n"
-# By command: a kept result, and whether it has more contestants than a panel may show.
-COMMANDS = {
-    "plot-allreduce": ("allreduce_nine", True),
-    "plot-training": ("training_horovod", False),
-    "plot-breakdown": ("breakdown", False),
-}
-
-
-def drawn_by(command: str, name: str, path: Path, *options: str) -> Any:
-    return CliRunner().invoke(app, [command, str(KEPT / f"{name}.json"), "--output", str(path), *options])
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_plots_of_kept_results_have_few_lines_and_titles_that_fit(
-    command: str, tmp_path: Path, seen: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name, left_out = COMMANDS[command]
-    monkeypatch.setattr(figures, "DPI", 30)  # quicker
-    done = drawn_by(command, name, tmp_path / "x.png")
-    assert done.exit_code == 0, done.output
-    (figure,) = seen
-    assert figure.get_supxlabel().startswith("not drawn: ") == left_out
-    assert_readable(figure)
-    assert (tmp_path / "x.png").read_bytes().startswith(PNG)
-
-
-@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"plot-breakdown"}))
-def test_every_command_that_draws_can_be_told_what(command: str, tmp_path: Path) -> None:
-    done = drawn_by(command, COMMANDS[command][0], tmp_path / "x.png", "--only", "nobody")
-    assert done.exit_code == 1
-    assert "only ('nobody'): must be one of the names in the file" in done.output
 
 
 def test_every_algorithm_has_a_colour_and_no_two_have_the_same() -> None:
@@ -71,14 +36,6 @@ def test_a_plot_of_nothing_is_refused(draw: Callable[..., None], rows: list[Any]
     with pytest.raises(InvalidError, match="nothing to draw"):
         draw(rows, tmp_path / "x.png")
     assert not (tmp_path / "x.png").exists()
-
-
-def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps({}))
-    arguments = ["plot-allreduce", str(tmp_path / "a.json"), "--output", str(tmp_path / "x.png")]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 1
-    assert "must be a result" in done.output
 
 
 def allreduces(*sizes: int, hosts: tuple[int, ...] = (2, 2)) -> list[dict[str, Any]]:
@@ -140,15 +97,6 @@ def test_bars_over_the_bound_by_cluster_are_of_one_way_to_call_and_the_later_row
     engines = [{**one, "how": "engine"} for one in allreduces(4000, hosts=(4, 4)) if one["how"] == "graph"]
     plots.draw_allreduce(rows + engines, path)
     assert bars_of(seen[3].axes[0])["flexreduce"] == pytest.approx([1.1, 1.1, 1.1])
-
-
-def test_several_files_become_one_plot(tmp_path: Path, seen: list[Any]) -> None:
-    for name, hosts in (("a", (2, 2)), ("b", (4, 4))):
-        results.save(tmp_path / f"{name}.json", results.result_of({}, allreduces(1_000_000, hosts=hosts)))
-    files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
-    done = CliRunner().invoke(app, ["plot-allreduce", *files, "--output", str(tmp_path / "x.png")])
-    assert done.exit_code == 0, done.output
-    assert ticks_of(seen[0].axes[0]) == ["2 + 2", "4 + 4"]
 
 
 @pytest.mark.parametrize(

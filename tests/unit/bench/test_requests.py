@@ -11,7 +11,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from hvd_ext.bench import allreduce, breakdown, breakdown_worker, sampling, training, training_worker
+from hvd_ext.bench import allreduce, breakdown_worker, sampling, training, training_worker
 from hvd_ext.bench.cli import app
 from hvd_ext.bench.jobs import Launcher, choose, place, rotated, sample_count
 from hvd_ext.errors import InvalidError
@@ -30,7 +30,7 @@ REFUSED: dict[Any, tuple[dict[str, Any], list[tuple[dict[str, Any], str]]]] = {
             ({"timeout_s": -1.0}, r"timeout \(-1\)"),
         ],
     ),
-    breakdown.Request: (
+    breakdown_worker.Request: (
         {},
         [
             ({"schemes": ("dense", "other")}, r"scheme \('other'\)"),
@@ -133,9 +133,9 @@ def test_a_launcher_is_read_as_a_shell_reads_it_and_has_its_own_number_of_ranks(
 
 
 TASKS: list[Any] = [
-    breakdown_worker.Task("folder", ("dense",), (32, 96), 16, 32, 5, 3),
-    sampling.Task("folder", ("graph", "eager"), False),
-    training_worker.Task("folder", "cnn", 3, 5, {"OMPI_MCA_btl_tcp_links": "2"}),
+    breakdown_worker.Request(("dense",), (32, 96), 16, 32, 5, 3),
+    sampling.Task(("graph", "eager"), False),
+    training_worker.Task("cnn", 3, 5, {"OMPI_MCA_btl_tcp_links": "2"}),
 ]
 
 
@@ -147,7 +147,7 @@ def test_a_task_survives_the_command_line(task: Any) -> None:
 def test_the_task_of_a_training_sets_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "OMPI_MCA_btl_tcp_links"
     monkeypatch.setenv(name, "1")
-    training_worker.Task("folder", "cnn", 3, 5, {name: "2"}).set_environment()
+    training_worker.Task("cnn", 3, 5, {name: "2"}).set_environment()
     assert os.environ[name] == "2"
 
 
@@ -164,7 +164,7 @@ def test_only_what_is_named_is_measured(
     algorithms: tuple[str, ...], jobs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hvd_ext.bench.allreduce.has_horovod", lambda: True)
-    assert [name for name, _ in allreduce.Request(sizes=(4,), algorithms=algorithms).jobs] == jobs
+    assert list(allreduce.Request(sizes=(4,), algorithms=algorithms).jobs) == jobs
 
 
 def test_what_a_size_needs_is_counted_over_both_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

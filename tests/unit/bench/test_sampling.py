@@ -17,7 +17,6 @@ from hvd_ext.bench.sampling import (
     Follower,
     Ranks,
     Sampler,
-    Task,
     emit,
     fault_of,
     serve,
@@ -194,8 +193,7 @@ def test_a_rank_answers_each_turn_until_it_is_told_to_end(tmp_path: Path, monkey
         return [Contestant(name, "engine", lambda: value, chosen="ring") for name in algorithms]
 
     emit(tmp_path / sampling.TURNS, "open", bytes=40, algorithms=["auto", "mpi"])
-    task = Task(str(tmp_path), ("engine",))
-    thread = threading.Thread(target=serve, args=(make, task, lambda: released.append(1), "name: x"))
+    thread = threading.Thread(target=serve, args=(make, str(tmp_path), True, lambda: released.append(1), "name: x"))
     thread.start()
     follower, events = Follower(tmp_path / sampling.EVENTS), []
     while "opened" not in [event["kind"] for event in events] and thread.is_alive():
@@ -221,7 +219,7 @@ def test_a_rank_that_does_not_see_the_folder_says_what_to_do(
 ) -> None:
     ranks = OneRank()
     monkeypatch.setattr(sampling, "Ranks", lambda: ranks)
-    serve(lambda elements, algorithms: [], Task(str(tmp_path / "none"), ()))
+    serve(lambda elements, algorithms: [], str(tmp_path / "none"))
     assert ranks.aborted
     assert "TMPDIR" in capfd.readouterr().err
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from hvd_ext.__main__ import app
 from hvd_ext.build import child
-from hvd_ext.doctor import checks, machine
+from hvd_ext.doctor import checks
 from hvd_ext.doctor.checks import Finding, State
 from hvd_ext.engine import libraries as sources, versions
+from tests.unit.drawing import printed
 
 TENSORFLOW = {"version": "2.21.0", "keras": "3.15.1", "backend": "tensorflow", "gpus": 0}
 WINDOW = versions.WINDOWS["keras"]
@@ -168,7 +167,7 @@ FINDINGS = [
 
 
 def test_the_verdict_has_each_command_once_and_the_needed_ones_first():
-    lines = machine.verdict(FINDINGS).splitlines()
+    lines = checks.verdict(FINDINGS).splitlines()
     assert lines == [
         "to mend, in this order:",
         "  mend it    (c, d)",
@@ -176,18 +175,16 @@ def test_the_verdict_has_each_command_once_and_the_needed_ones_first():
         "  bring b    (b)",
         "training does not work here yet",
     ]
-    assert machine.verdict(FINDINGS[:2]).splitlines()[-1] == "training works here"
+    assert checks.verdict(FINDINGS[:2]).splitlines()[-1] == "training works here"
 
 
 def test_the_table_shows_what_was_seen_letter_by_letter():
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(machine.as_table(FINDINGS))
-    assert "[red] broken" in console.export_text()
+    assert "[red] broken" in printed(checks.as_table(FINDINGS), width=100)
 
 
 @pytest.mark.parametrize(("findings", "status"), [(FINDINGS, 1), (FINDINGS[:2], 0)])
 def test_the_command_ends_with_a_status_that_scripts_can_use(monkeypatch, findings, status):
-    monkeypatch.setattr(machine, "examine", lambda: findings)
+    monkeypatch.setattr(checks, "examine", lambda: findings)
     result = CliRunner().invoke(app, ["doctor", "--json"])
     assert result.exit_code == status
     assert [entry["part"] for entry in json.loads(result.stdout)] == [finding.part for finding in findings]
@@ -195,6 +192,6 @@ def test_the_command_ends_with_a_status_that_scripts_can_use(monkeypatch, findin
 
 @pytest.mark.slow
 def test_every_part_of_this_machine_is_examined_and_training_works_here():
-    findings = machine.examine()
-    assert len(findings) == len(machine.ORDER)
+    findings = checks.examine()
+    assert len(findings) == len(checks.ORDER)
     assert [(f.part, f.seen) for f in findings if f.state is State.WRONG] == []

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from hvd_ext.doctor import job_checks, job_facts, job_hosts, machine
+from hvd_ext.doctor import checks, job_checks, job_facts
 from hvd_ext.doctor.checks import Finding, State
-from hvd_ext.doctor.job_checks import judge
+from hvd_ext.doctor.job_checks import judge, ranks
 from hvd_ext.doctor.job_facts import Facts
-from hvd_ext.doctor.job_words import ranks
 
 OPEN_MPI = {"said": "Open MPI v4.1.8, package: Open MPI", "mapped": ["/venv/lib/libmpi.so.40"]}
 MPICH = {"said": "MPICH Version:      5.0.2", "mapped": ["/usr/lib/libmpi.so.12"]}
@@ -52,7 +51,7 @@ def of(findings: list[Finding], part: str) -> Finding:
 
 def test_a_healthy_job_is_well() -> None:
     findings = met(two())
-    assert machine.can_train(findings)
+    assert checks.can_train(findings)
     assert {finding.state for finding in findings} == {State.OK}
     assert of(findings, job_checks.MEET).seen == "2 ranks on 2 hosts: h1: rank 0; h2: rank 1"
     assert "4 MiB over 2 ranks in 2 ms: 2,000 MiB a second" in of(findings, "allreduce").seen
@@ -95,7 +94,7 @@ def test_what_keeps_a_job_from_training_is_to_mend_and_what_costs_time_is_option
     assert finding.state is state
     assert words in finding.seen
     assert finding.mend or state is State.OPTIONAL
-    assert machine.can_train(findings) == (state is State.OPTIONAL)
+    assert checks.can_train(findings) == (state is State.OPTIONAL)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +181,7 @@ def test_the_network_that_hosts_have_in_common_is_named_or_the_one_to_take(
     docker = ["docker0", "172.17.0.1/16"]  # has one address on all hosts
     hosts = zip(("h1", "h2"), networks, strict=True)
     answers = [answer(rank, host, tcp=tcp, networks=[docker, card]) for rank, (host, card) in enumerate(hosts)]
-    finding = job_hosts.network(answers, met=met)
+    finding = job_checks.network(answers, met=met)
     assert finding.state is state
     assert words in f"{finding.seen} {finding.mend}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import statistics
 from pathlib import Path
@@ -12,7 +11,8 @@ import numpy as np
 import pytest
 from demo_views import TARGET, Training, plot, table
 from matplotlib.colors import to_hex
-from rich.console import Console
+
+from tests.unit.drawing import printed
 
 RESULT = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "demo.json"
 
@@ -84,10 +84,9 @@ def test_the_report_has_a_row_and_a_colour_for_each_training_and_says_which_neve
     trainings = [training("Horovod", accuracies=(0.5, 0.6)), training("hvd_ext"), training("hvd_ext, TopK")]
     rows = [one.row() for one in trainings]
     result = {"place": "2 hosts", "parameters": 10**6, "target": TARGET, "rows": rows}
-    stream = io.StringIO()
-    Console(file=stream, width=80).print(table(result))
+    shown = printed(table(result), width=80)
     for words in ("hvd_ext, TopK", "Horovod", "98.0%", "60.0%", "450 ms (275-650)", "7.5 s", "never"):
-        assert words in stream.getvalue()
+        assert words in shown
     plot(result, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes()[:4] == b"\x89PNG"
     accuracy, time = seen[0].axes

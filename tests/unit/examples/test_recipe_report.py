@@ -27,6 +27,7 @@ from rich.console import Console
 
 import hvd_ext as hvd
 from hvd_ext import state
+from tests.unit.drawing import printed
 
 KINDS = ("topk", "dense", "dense", "dense")
 CHANGES = ("data.source=synthetic", "target=0.5", "entry.hardware=one machine")
@@ -482,14 +483,11 @@ def test_a_display_shows_the_present_and_the_newest_epochs_below_standard_error(
     assert "a warning\n" in text.getvalue() and "its end" not in text.getvalue()
     for _ in range(20):
         shown.add(row(4, loss=0.125))
-    frame = io.StringIO()
-    Console(file=frame, width=90).print(shown._drawn())
-    lines = frame.getvalue().splitlines()
+    lines = printed(shown._drawn(), width=90).splitlines()
     assert len(lines) < 12 and max(map(len, lines)) <= 90
     assert lines[-1].split() == ["5", "32", "12", "dense", "0.125", "40.0%", "80.0%", "12", "0:01:10", "0:01:25"]
-    narrow = io.StringIO()
-    Console(file=narrow, width=60).print(views.epochs(ROWS, 60))
-    assert "gradients" not in narrow.getvalue() and "…" not in narrow.getvalue()
+    narrow = printed(views.epochs(ROWS, 60), width=60)
+    assert "gradients" not in narrow and "…" not in narrow
     shown.end(SUMMARY)
     assert sys.stderr is before
     assert "its end\n" in text.getvalue()
