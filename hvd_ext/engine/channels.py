@@ -479,7 +479,7 @@ def _described(
             segment_nbytes=bucket.segment_nbytes,
             n_tensors=len(bucket.tensors),
             tensors=native.int64s([number[place] for place in bucket.tensors]),
-            selection=None if bucket.selection is None else ctypes.pointer(_selection(bucket, handle_of)),
+            sparse=None if bucket.selection is None else ctypes.pointer(_selection(bucket, handle_of)),
         )
         for bucket in buckets
     ]

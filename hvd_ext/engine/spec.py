@@ -20,7 +20,8 @@ _TYPES: dict[str, Any] = {
     "const int32_t*": ctypes.POINTER(ctypes.c_int32),
     "const int64_t*": ctypes.POINTER(ctypes.c_int64),
 }
-_LINE = re.compile(r"^HVD_EXT_(STRUCT|FIELD|END)\(([^)]+)\)", re.MULTILINE)
+# A line's word, and what both languages read of it: a struct's name, or a field's type and name.
+_LINE = re.compile(r"^HVD_EXT_(STRUCT|END|FIELD|TYPED|COUNT|LIST)\(([^,)]+)(?:, (\w+))?", re.MULTILINE)
 
 
 def parse(text: str) -> dict[str, type[ctypes.Structure]]:
@@ -31,16 +32,15 @@ def parse(text: str) -> dict[str, type[ctypes.Structure]]:
     """
     structs: dict[str, type[ctypes.Structure]] = {}
     fields: list[tuple[str, Any]] | None = None
-    for what, words in _LINE.findall(text):
+    for what, kind, name in _LINE.findall(text):
         if what == "STRUCT":
             fields = []
         elif fields is None:
-            raise NativeLibraryError(f"spec.def: {words!r} must be in a struct")
+            raise NativeLibraryError(f"spec.def: '{kind}, {name}' must be in a struct")
         elif what == "END":
-            structs[words] = type(words, (ctypes.Structure,), {"_fields_": fields})
+            structs[kind] = type(kind, (ctypes.Structure,), {"_fields_": fields})
             fields = None
         else:
-            kind, name = words.rsplit(", ", 1)
             pointed = structs.get(kind.removeprefix("const ").removesuffix("*"))
             found = _TYPES.get(kind) if pointed is None else ctypes.POINTER(pointed)
             if found is None:

@@ -69,7 +69,7 @@ struct Bucket {
 };
 
 inline ChannelSpec SpecOf(const Bucket& bucket, int64_t plan, int64_t dense_plan) {
-  ChannelSpec spec = ChannelOf("SGD", bucket.tensors, {{DType::kFloat32, ReduceOp::kSum, plan, 0, {}}});
+  ChannelSpec spec = ChannelOf("SGD", bucket.tensors, {{DType::kFloat32, {}, ReduceOp::kSum, plan, 0, {}}});
   for (size_t i = 0; i < bucket.tensors.size(); ++i) spec.buckets[0].tensors.push_back(static_cast<int64_t>(i));
   spec.buckets[0].sparse = bucket.sparse;
   spec.buckets[0].sparse->dense_plan = dense_plan;
@@ -179,10 +179,10 @@ class Model {
     }
     for (size_t i = 0; i < sum.size(); ++i) {
       float added = sum[i];
-      if (bucket_.sparse.correction) {
-        const float momentum = bucket_.sparse.correction->momentum;
+      if (bucket_.sparse.has_momentum) {
+        const float momentum = bucket_.sparse.momentum;
         (*velocity)[i] = momentum * (*velocity)[i] + sum[i];
-        added = bucket_.sparse.correction->nesterov ? sum[i] + momentum * (*velocity)[i] : (*velocity)[i];
+        added = bucket_.sparse.nesterov ? sum[i] + momentum * (*velocity)[i] : (*velocity)[i];
       }
       (*kept)[i] += added;
     }
@@ -197,10 +197,10 @@ class Model {
     const int64_t k = K(density, end) - K(density, begin);
     for (int64_t i = 0; i < k; ++i) {
       const size_t at = static_cast<size_t>(order[static_cast<size_t>(i)]);
-      const float value = (*kept)[at], sent = RoundForWire(bucket_.sparse.value_wire, value);
+      const float value = (*kept)[at], sent = RoundForWire(bucket_.sparse.value_wire.value_or(DType::kFloat32), value);
       (*result)[at] += sent;
       (*kept)[at] = value - sent;
-      if (bucket_.sparse.correction && bucket_.sparse.correction->masks) (*velocity)[at] = 0;
+      if (bucket_.sparse.has_momentum && bucket_.sparse.masks) (*velocity)[at] = 0;
     }
   }
 

@@ -92,7 +92,7 @@ TEST("channel: threads that fill buckets at the same moment do not change the or
     const int64_t plan = AddPlan(engine, StarAllreduce(rank, 2));
     ChannelSpec spec = ChannelOf("racing", {1, 2, 3, 4, 5, 6, 7, 8}, {});
     for (int64_t tensor = 0; tensor < kThreads; ++tensor) {
-      spec.buckets.push_back({DType::kFloat32, ReduceOp::kSum, plan, 128, {tensor}});
+      spec.buckets.push_back({DType::kFloat32, {}, ReduceOp::kSum, plan, 128, {tensor}});
     }
     const int64_t channel = OpenChannel(engine, spec);
     for (int step = 0; step < kSteps; ++step) {
@@ -117,7 +117,7 @@ TEST("channel: threads that fill buckets at the same moment do not change the or
 ChannelSpec LargeSpec(int64_t plan) {
   return ChannelOf(
       "large", {150001, 5, 140003, 7},
-      {{DType::kFloat32, ReduceOp::kSum, plan, 40000, {1, 2, 3}}, {DType::kFloat32, ReduceOp::kSum, plan, 64000, {0}}});
+      {{DType::kFloat32, {}, ReduceOp::kSum, plan, 40000, {1, 2, 3}}, {DType::kFloat32, {}, ReduceOp::kSum, plan, 64000, {0}}});
 }
 
 TEST("channel: the last tensor of a bucket travels while it is copied, whichever it is") {
@@ -305,7 +305,7 @@ TEST("channel: a bucket that counts for all ends for all, though a rank has clos
       rows.Add(1, kRecv, 1, 1, 1);
     }
     const ChannelSpec spec =
-        ChannelOf("SGD", {64}, {{DType::kFloat32, ReduceOp::kSum, AddPlan(engine, rows), 1 << 20, {0}}});
+        ChannelOf("SGD", {64}, {{DType::kFloat32, {}, ReduceOp::kSum, AddPlan(engine, rows), 1 << 20, {0}}});
     const int64_t channel = OpenChannel(engine, spec);
     auto step = [&] { return std::move(StartStep(engine, channel, spec, 0)[0]); };
     if (rank == 2) Until("more than counts", [&] { return phase == 2; });

@@ -7,7 +7,7 @@ namespace hvd_ext::test {
 namespace {
 
 ChannelSpec OneBucket(int64_t plan) {
-  return ChannelOf("SGD", {64}, {{DType::kFloat32, ReduceOp::kSum, plan, 64, {0}}});
+  return ChannelOf("SGD", {64}, {{DType::kFloat32, {}, ReduceOp::kSum, plan, 64, {0}}});
 }
 
 Status Step(Engine* engine, int64_t channel) {

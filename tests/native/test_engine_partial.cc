@@ -25,22 +25,21 @@ void AddTo(Floats* sum, const Floats& values) {
   for (size_t i = 0; i < values.size(); ++i) (*sum)[i] += values[i];
 }
 
-ChannelSpec PartialOfAll(Engine* engine, const RoundRules& rules, bool holds_again = false) {
+ChannelSpec PartialOfAll(Engine* engine, const PartialSpec& rules, bool holds_again = false) {
   const int size = engine->size();
   const int64_t plan = AddPlan(engine, RingAllreduce(engine->rank(), size));
   ChannelSpec spec = ChannelOf(
       "Adam", {kSizes, kSizes + kTensors},
-      {{DType::kFloat32, ReduceOp::kSum, plan, 64, {2, 0}}, {DType::kFloat32, ReduceOp::kSum, plan, 64, {1, 3}}});
-  spec.partial.emplace();
-  spec.partial->rules = rules;
+      {{DType::kFloat32, {}, ReduceOp::kSum, plan, 64, {2, 0}}, {DType::kFloat32, {}, ReduceOp::kSum, plan, 64, {1, 3}}});
+  spec.partial = rules;
   spec.partial->plan = plan;
   for (int rank = 0; rank < size; ++rank) spec.partial->hosts.push_back(rank / 2);
   spec.partial->holds_again = holds_again;
   return spec;
 }
 
-RoundRules Rules(Sync sync, int64_t quorum, int64_t staleness) {
-  RoundRules rules;
+PartialSpec Rules(Sync sync, int64_t quorum, int64_t staleness) {
+  PartialSpec rules;
   rules.sync = sync;
   rules.quorum = quorum;
   rules.staleness = staleness;
@@ -118,7 +117,7 @@ struct Seen {
 };
 
 // Ranks train `steps` steps each, with random delays, and take what rounds the others have left.
-Seen Trained(Engine* engine, const RoundRules& rules, int steps, unsigned seed) {
+Seen Trained(Engine* engine, const PartialSpec& rules, int steps, unsigned seed) {
   std::mt19937 random(seed * 31 + static_cast<unsigned>(engine->rank()));
   const int64_t channel = OpenChannel(engine, PartialOfAll(engine, rules));
   Seen seen;
@@ -143,7 +142,7 @@ Seen Trained(Engine* engine, const RoundRules& rules, int steps, unsigned seed) 
 
 // Trains, and replays the rounds by who has taken part: each must have the sum of what was given and no older than the
 // bound, and what was not given must be held.
-void CheckTraining(const RoundRules& rules, const std::vector<int>& steps, unsigned seed) {
+void CheckTraining(const PartialSpec& rules, const std::vector<int>& steps, unsigned seed) {
   std::vector<Seen> seen(steps.size());
   OnEngines(static_cast<int>(steps.size()), [&](int rank, Engine* engine) {
     seen[static_cast<size_t>(rank)] = Trained(engine, rules, steps[static_cast<size_t>(rank)], seed);
@@ -278,9 +277,10 @@ TEST("partial rounds: what cannot be is refused in words") {
   int64_t channel = -1, plain = -1, ticket = 0;
   ChannelSpec spec = PartialOfAll(engine, Rules(Sync::kQuorum, 2, 4));
   CHECK_FAILS(engine->OpenChannel(spec, &channel), Code::kInvalid, "quorum");
-  spec.partial->rules = Rules(Sync::kSolo, 1, -1);
+  spec.partial->quorum = 1;
+  spec.partial->staleness = -1;
   CHECK_FAILS(engine->OpenChannel(spec, &channel), Code::kInvalid, "staleness");
-  spec.partial->rules = Rules(Sync::kSolo, 1, 4);
+  spec.partial->staleness = 4;
   spec.partial->hosts.clear();
   CHECK_FAILS(engine->OpenChannel(spec, &channel), Code::kInvalid, "host");
   spec.partial->hosts = {0};

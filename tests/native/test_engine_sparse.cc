@@ -27,7 +27,7 @@ void CheckSteps(const Bucket& bucket, const Shape& shape, const std::vector<doub
       return std::vector<float>(all.begin() + shard.begin, all.begin() + shard.begin + shard.elements);
     };
     CHECK(KeptOf(engine, channel) == of_shard(model.residual(host)));
-    if (!bucket.sparse.correction) return;
+    if (!bucket.sparse.has_momentum) return;
     CHECK(KeptOf(engine, channel, FeedbackArray::kVelocity) == of_shard(model.velocity(host)));
   });
 }
@@ -65,7 +65,10 @@ TEST("top-k step: momentum correction, plain and Nesterov, with masks and withou
   for (bool nesterov : {false, true}) {
     for (bool masks : {false, true}) {
       Bucket bucket{{64, 32}, {}};
-      bucket.sparse.correction = {0.5f, nesterov, masks};  // 0.5 is exact
+      bucket.sparse.has_momentum = true;
+      bucket.sparse.momentum = 0.5f;  // exact
+      bucket.sparse.nesterov = nesterov;
+      bucket.sparse.masks = masks;
       CheckSteps(bucket, {2, 2}, {0.1, 0.1, 0.2, 0.05});
     }
   }
@@ -171,7 +174,8 @@ TEST("top-k step: what is not finite, or too large for a half, is seen by all ra
 
 TEST("top-k step: what is kept can be read and set between steps, and only then") {
   Bucket bucket{{30}, {}};
-  bucket.sparse.correction = MomentumCorrection{0.5f};
+  bucket.sparse.has_momentum = true;
+  bucket.sparse.momentum = 0.5f;
   OnEngines(4, [&](int rank, Engine* engine) {
     const int64_t channel = OpenHiTopK(engine, bucket, {2, 2});
     std::vector<float> kept = KeptOf(engine, channel);
@@ -271,11 +275,11 @@ TEST("top-k step: buckets that are not sound are refused with words") {
   auto sparse = [](ChannelSpec* spec) { return &*spec->buckets[0].sparse; };
   refused("must be of float32, it is of float64", [&](auto* s) { s->buckets[0].dtype = DType::kFloat64; });
   refused("must have less than 2^31 elements, it has 2147483648", [&](auto* s) { s->elements[0] = int64_t{1} << 31; });
-  refused("selector (5)", [&](auto* s) { sparse(s)->selection.selector = static_cast<Selector>(5); });
-  refused("samplings (0)", [&](auto* s) { sparse(s)->selection.samplings = 0; });
-  refused("threshold (-1", [&](auto* s) { sparse(s)->selection.threshold = -1; });
+  refused("selector (5)", [&](auto* s) { sparse(s)->selector = static_cast<Selector>(5); });
+  refused("samplings (0)", [&](auto* s) { sparse(s)->samplings = 0; });
+  refused("threshold (-1", [&](auto* s) { sparse(s)->threshold = -1; });
   refused("dense_above (-1", [&](auto* s) { sparse(s)->dense_above = -1; });
-  refused("momentum (1.0", [&](auto* s) { sparse(s)->correction = MomentumCorrection{1.0f}; });
+  refused("momentum (1.0", [&](auto* s) { sparse(s)->has_momentum = sparse(s)->momentum = 1; });
   refused("dtype on the way (1)", [&](auto* s) { sparse(s)->value_wire = DType::kFloat64; });
   refused("indices (4)", [&](auto* s) { sparse(s)->indices = static_cast<SparseIndices>(4); });
   refused("was never added", [&](auto* s) { sparse(s)->dense_plan = fold + 1000; });
@@ -307,7 +311,7 @@ ChannelSpec ManyBuckets(Engine* engine, const Shape& shape) {
   ChannelSpec spec = ChannelOf("many", {100, 101, 102, 103, 0, 105, 106, 107, 108}, {});
   for (int i = 0; i < kBuckets; ++i) {
     const bool selects = i % 3 != 2;
-    spec.buckets.push_back({DType::kFloat32, ReduceOp::kSum, selects ? sparse : dense, 64, {i}});
+    spec.buckets.push_back({DType::kFloat32, {}, ReduceOp::kSum, selects ? sparse : dense, 64, {i}});
     if (!selects) continue;
     spec.buckets.back().sparse = SparseSpec{};
     spec.buckets.back().sparse->dense_plan = fold;

@@ -59,16 +59,16 @@ const std::string kLimit = ", longer than the limit (0.8 s, HVD_EXT_STALL_FATAL_
 
 ChannelSpec TwoBuckets(int64_t plan) {
   return ChannelOf("Adam", {4, 4, 4, 4, 4, 4, 4, 4},
-                   {{DType::kFloat32, ReduceOp::kSum, plan, 0, {7}},
-                    {DType::kFloat32, ReduceOp::kSum, plan, 0, {6, 5, 4, 3, 2, 1, 0}}});
+                   {{DType::kFloat32, {}, ReduceOp::kSum, plan, 0, {7}},
+                    {DType::kFloat32, {}, ReduceOp::kSum, plan, 0, {6, 5, 4, 3, 2, 1, 0}}});
 }
 
 ChannelSpec PartialBuckets(int size, int64_t plan, Sync sync, int64_t quorum) {
   ChannelSpec spec = TwoBuckets(plan);
   spec.partial.emplace();
-  spec.partial->rules.sync = sync;
-  spec.partial->rules.quorum = quorum;
-  spec.partial->rules.staleness = 1;
+  spec.partial->sync = sync;
+  spec.partial->quorum = quorum;
+  spec.partial->staleness = 1;
   spec.partial->plan = plan;
   spec.partial->hosts.assign(static_cast<size_t>(size), 0);
   return spec;

@@ -22,7 +22,7 @@ ChannelSpec RandomSpec(const std::vector<int64_t>& plans, unsigned seed) {
   for (int64_t tensor : order) {
     if (spec.buckets.empty() || random() % 2 == 0) {
       const int64_t segment_nbytes = 64 << random() % 4;
-      spec.buckets.push_back({DType::kFloat32, ReduceOp::kSum, plans[random() % plans.size()], segment_nbytes, {}});
+      spec.buckets.push_back({DType::kFloat32, {}, ReduceOp::kSum, plans[random() % plans.size()], segment_nbytes, {}});
     }
     spec.buckets.back().tensors.push_back(tensor);
   }
@@ -110,7 +110,7 @@ TEST("switch: sparse buckets go and come back, begin without residuals, send wha
   OnEngines(4, [](int rank, Engine* engine) {
     const ChannelSpec sparse = SparseSpecOn(engine);
     ChannelSpec whole = sparse, turned = sparse;
-    whole.buckets[0] = {DType::kFloat32, ReduceOp::kSum, AddPlan(engine, RingAllreduce(rank, 4)), 64, {0, 1}};
+    whole.buckets[0] = {DType::kFloat32, {}, ReduceOp::kSum, AddPlan(engine, RingAllreduce(rank, 4)), 64, {0, 1}};
     std::swap(turned.buckets[0].tensors[0], turned.buckets[0].tensors[1]);
     const int64_t channel = OpenChannel(engine, sparse), other = OpenChannel(engine, whole);
     CHECK_FAILS(engine->SwitchLayout(other, sparse), Code::kInvalid, "the steps of this channel have no density");

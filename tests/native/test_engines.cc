@@ -184,7 +184,7 @@ TEST("engines: a set that its ranks do not make is refused") {
   int64_t job = StartJob_(), set = 0;
   for (std::vector<int> ranks : {std::vector<int>{}, {1}, {0, 0}, {0, 1}, {-1, 0}}) {
     std::shared_ptr<Engine> engine;
-    CHECK_FAILS(StartSet(job, ranks, 1, Config(), Paths(), &engine), Code::kInvalid, "must be ascending, in [0, 1)");
+    CHECK_FAILS(StartSet(job, ranks, 1, Config(), &engine), Code::kInvalid, "must be ascending, in [0, 1)");
   }
   int32_t alone = 0, rank = 0, ranks[] = {0};
   CHECK_EQ(hvd_ext_start_set(job + 9, ranks, 1, 1, &kConfig, &set, &rank), static_cast<int>(Code::kStopped));

@@ -27,8 +27,8 @@ Described TwoBuckets() {
   described.spec.name = "Adam";
   described.spec.tensor_names = {"a", "b", "c"};
   described.spec.elements = {3, 10, 4};
-  BucketSpec dense{DType::kFloat64, ReduceOp::kSum, 1, 1 << 20, {2, 0}};
-  BucketSpec sparse{DType::kFloat32, ReduceOp::kAverage, 2, 0, {1}};
+  BucketSpec dense{DType::kFloat64, {}, ReduceOp::kSum, 1, 1 << 20, {2, 0}};
+  BucketSpec sparse{DType::kFloat32, {}, ReduceOp::kAverage, 2, 0, {1}};
   sparse.sparse = SparseSpec{};
   sparse.sparse->dense_above = 0.25;
   described.spec.buckets = {dense, sparse};

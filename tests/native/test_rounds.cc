@@ -12,8 +12,8 @@
 namespace hvd_ext::test {
 namespace {
 
-RoundRules Rules(Sync sync, int64_t quorum = 1, int64_t staleness = 2, uint64_t seed = 7) {
-  RoundRules rules;
+PartialSpec Rules(Sync sync, int64_t quorum = 1, int64_t staleness = 2, uint64_t seed = 7) {
+  PartialSpec rules;
   rules.sync = sync;
   rules.quorum = quorum;
   rules.staleness = staleness;
@@ -67,13 +67,11 @@ struct Alone {
     spec.name = "Adam";
     spec.tensor_names = {"a", "who takes part"};
     spec.elements = {1, PartialGate::TableElements(1)};
-    spec.buckets = {{DType::kFloat32, ReduceOp::kSum, 0, 0, {0}}, {DType::kInt32, ReduceOp::kSum, 0, 0, {1}}};
+    spec.buckets = {{DType::kFloat32, {}, ReduceOp::kSum, 0, 0, {0}}, {DType::kInt32, {}, ReduceOp::kSum, 0, 0, {1}}};
     const auto plan = std::make_shared<const Plan>();
     std::shared_ptr<const Layout> layout;
     CHECK_OK(Layout::Make(spec, {plan, plan}, {nullptr, nullptr}, &layout));
-    PartialSpec partial;
-    partial.rules = Rules(Sync::kSolo);
-    gate = std::make_shared<PartialGate>("Adam", layout, partial, 0, 1, &pool);
+    gate = std::make_shared<PartialGate>("Adam", layout, Rules(Sync::kSolo), 0, 1, &pool);
     channel = std::make_unique<Channel>("Adam", std::vector<std::string>{"a"}, layout, 1, gate, nullptr);
   }
 
@@ -210,7 +208,7 @@ TEST("rounds: a round opens at the first, the drawn, the Q-th or the last gradie
         CHECK_EQ(opener.Opened(), rank + 1 >= quorum ? 1 : 0);
       }
     }
-    RoundRules rules = Rules(Sync::kMajority);
+    PartialSpec rules = Rules(Sync::kMajority);
     rules.before = round;
     RoundOpener majority(rules, 4);
     const int64_t drawn = DrawnFor(rules.seed, round + 1, 4);

@@ -77,7 +77,7 @@ TEST("trace: records of several threads are all there, whole") {
 ChannelSpec Spec(int64_t plan) {
   return ChannelOf(
       "Adam", {300, 300, 300},
-      {{DType::kFloat32, ReduceOp::kSum, plan, 400, {2, 1}}, {DType::kFloat32, ReduceOp::kSum, plan, 0, {0}}});
+      {{DType::kFloat32, {}, ReduceOp::kSum, plan, 400, {2, 1}}, {DType::kFloat32, {}, ReduceOp::kSum, plan, 0, {0}}});
 }
 
 TEST("trace: an engine records each bucket from its first tensor to its last collect, and each round between") {

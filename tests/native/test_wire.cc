@@ -166,8 +166,8 @@ TEST("wire: a channel's buckets may travel as halves, each in its own way") {
     const int64_t plan = AddPlan(engine, RingAllreduce(rank, 2));
     const int64_t channel =
         OpenChannel(engine, ChannelOf("c", {64, 64},
-                                      {{DType::kFloat32, ReduceOp::kSum, plan, 64, {0}, DType::kFloat16},
-                                       {DType::kFloat32, ReduceOp::kSum, plan, 64, {1}}}));
+                                      {{DType::kFloat32, DType::kFloat16, ReduceOp::kSum, plan, 64, {0}},
+                                       {DType::kFloat32, {}, ReduceOp::kSum, plan, 64, {1}}}));
     int64_t ticket = 0;
     CHECK_OK(engine->BeginStep(channel));
     std::vector<float> x(64, 1.0f + std::ldexp(1.0f, -13));  // beyond a half's 11 bits

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,62 +35,47 @@ int Report(const Status& status) {
   return static_cast<int>(status.code);
 }
 
+// Of the structs of the C ABI it makes those that the engine keeps (spec.def). The functions use each other in any
+// order, hence the class.
+struct Reader {
+  template <typename From, typename To>
+  static void Read(const From& from, int64_t, To* to) {
+    *to = static_cast<To>(from);
+  }
+  static void Read(int32_t dtype, int64_t, std::optional<DType>* to) {
+    if (dtype >= 0) *to = static_cast<DType>(dtype);
+  }
+  template <typename From, typename To>
+  static void Read(const From* from, int64_t ranks, std::optional<To>* to) {
+    if (from != nullptr) Read(*from, ranks, &to->emplace());
+  }
+  template <typename From, typename To>
+  static void ReadList(const From* from, int64_t count, int64_t ranks, std::vector<To>* to) {
+    to->resize(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) Read(from[i], ranks, &(*to)[static_cast<size_t>(i)]);
+  }
+
+// clang-format off
+#define HVD_EXT_STRUCT(name, kept) static void Read(const name& from, [[maybe_unused]] int64_t ranks, kept* to) {
+#define HVD_EXT_FIELD(type, name) to->name = from.name;
+#define HVD_EXT_TYPED(type, name, kept, unset) Read(from.name, ranks, &to->name);
+#define HVD_EXT_COUNT(type, name) const int64_t name = from.name;
+#define HVD_EXT_LIST(type, name, element, count) ReadList(from.name, count, ranks, &to->name);
+#define HVD_EXT_END(name, kept) }
+#include "engine/spec.def"
+  // clang-format on
+};
+
 Config ConfigOf(const HvdExtConfig& config) {
   Config native;
-  native.stall_warn_s = config.stall_warn_s;
-  native.stall_fatal_s = config.stall_fatal_s;
-  if (config.window > 0) native.window = config.window;
+  Reader::Read(config, 0, static_cast<JobSpec*>(&native));
+  if (native.window <= 0) native.window = JobSpec().window;
   return native;
 }
 
-Paths PathsOf(const HvdExtConfig& config) {
-  Paths paths;
-  paths.shared_memory = config.shared_memory != 0;
-  paths.tcp.use = static_cast<TcpOptions::Use>(config.tcp);
-  if (config.interfaces != nullptr) paths.tcp.interfaces = config.interfaces;
-  return paths;
-}
-
-SparseSpec SparseOf(const HvdExtSelection& sparse) {
-  SparseSpec native;
-  native.codec = sparse.codec;
-  native.selection = {static_cast<Selector>(sparse.selector), sparse.samplings, sparse.seed, sparse.threshold};
-  if (sparse.has_momentum != 0) native.correction = {sparse.momentum, sparse.nesterov != 0, sparse.masks != 0};
-  native.dense_plan = sparse.dense_plan;
-  native.dense_above = sparse.dense_above;
-  if (sparse.value_wire >= 0) native.value_wire = static_cast<DType>(sparse.value_wire);
-  native.indices = static_cast<SparseIndices>(sparse.indices);
-  native.per_tensor = sparse.per_tensor != 0;
-  return native;
-}
-
-ChannelSpec SpecOf(const HvdExtChannel& channel) {
+ChannelSpec SpecOf(const HvdExtChannel& channel, int ranks) {
   ChannelSpec spec;
-  spec.name = channel.name;
-  spec.tensor_names.assign(channel.tensor_names, channel.tensor_names + channel.n_tensors);
-  spec.elements.assign(channel.elements, channel.elements + channel.n_tensors);
-  for (int64_t i = 0; i < channel.n_buckets; ++i) {
-    const HvdExtBucket& bucket = channel.buckets[i];
-    spec.buckets.push_back({static_cast<DType>(bucket.dtype), static_cast<ReduceOp>(bucket.op), bucket.plan,
-                            bucket.segment_nbytes,
-                            std::vector<int64_t>(bucket.tensors, bucket.tensors + bucket.n_tensors)});
-    if (bucket.wire >= 0) spec.buckets.back().wire = static_cast<DType>(bucket.wire);
-    if (bucket.selection != nullptr) spec.buckets.back().sparse = SparseOf(*bucket.selection);
-  }
-  return spec;
-}
-
-PartialSpec PartialOf(const HvdExtPartial& partial, int size) {
-  PartialSpec spec;
-  spec.rules.sync = static_cast<Sync>(partial.sync);
-  spec.rules.quorum = partial.quorum;
-  spec.rules.staleness = partial.staleness;
-  spec.rules.seed = partial.seed;
-  spec.rules.before = partial.before;
-  spec.hosts.assign(partial.hosts, partial.hosts + size);
-  spec.plan = partial.plan;
-  spec.segment_nbytes = partial.segment_nbytes;
-  spec.holds_again = partial.holds_again != 0;
+  Reader::Read(channel, ranks, &spec);
   return spec;
 }
 
@@ -184,7 +170,7 @@ const char* hvd_ext_error(void) { return Error().c_str(); }
 
 int hvd_ext_start_mpi(const HvdExtConfig* config, int64_t* engine, int32_t* rank, int32_t* size) {
   std::shared_ptr<Engine> started;
-  Status status = StartJob(ConfigOf(*config), /*mpi=*/true, PathsOf(*config), &started);
+  Status status = StartJob(ConfigOf(*config), /*mpi=*/true, &started);
   if (!status.ok()) return Report(status);
   *engine = started->generation();
   *rank = started->rank();
@@ -194,7 +180,7 @@ int hvd_ext_start_mpi(const HvdExtConfig* config, int64_t* engine, int32_t* rank
 
 int hvd_ext_start_local(const HvdExtConfig* config, int64_t* engine) {
   std::shared_ptr<Engine> started;
-  Status status = StartJob(ConfigOf(*config), /*mpi=*/false, PathsOf(*config), &started);
+  Status status = StartJob(ConfigOf(*config), /*mpi=*/false, &started);
   if (status.ok()) *engine = started->generation();
   return Report(status);
 }
@@ -202,8 +188,7 @@ int hvd_ext_start_local(const HvdExtConfig* config, int64_t* engine) {
 int hvd_ext_start_set(int64_t parent, const int32_t* ranks, int64_t n_ranks, int32_t number, const HvdExtConfig* config,
                       int64_t* engine, int32_t* rank) {
   std::shared_ptr<Engine> started;
-  Status status =
-      StartSet(parent, std::vector<int>(ranks, ranks + n_ranks), number, ConfigOf(*config), PathsOf(*config), &started);
+  Status status = StartSet(parent, std::vector<int>(ranks, ranks + n_ranks), number, ConfigOf(*config), &started);
   if (!status.ok()) return Report(status);
   *engine = started->generation();
   *rank = started->rank();
@@ -236,14 +221,13 @@ int hvd_ext_plan_remove(int64_t plan) {
 int hvd_ext_channel_open(int64_t engine, const HvdExtChannel* spec, int64_t* channel) {
   std::shared_ptr<Engine> found;
   Status status = Engine::Find(engine, &found);
-  if (!status.ok()) return Report(status);
-  ChannelSpec native = SpecOf(*spec);
-  if (spec->partial != nullptr) native.partial = PartialOf(*spec->partial, found->size());
-  return Report(found->OpenChannel(std::move(native), channel));
+  return Report(status.ok() ? found->OpenChannel(SpecOf(*spec, found->size()), channel) : status);
 }
 
 int hvd_ext_channel_switch(int64_t channel, const HvdExtChannel* spec) {
-  return OnChannel(channel, [&](Engine* engine) { return engine->SwitchLayout(channel, SpecOf(*spec)); });
+  return OnChannel(channel, [&](Engine* engine) {
+    return engine->SwitchLayout(channel, SpecOf(*spec, engine->size()));
+  });
 }
 
 int hvd_ext_channel_at_step(int64_t channel, int64_t step, void (*call)(int64_t channel, int64_t step)) {

@@ -13,9 +13,12 @@ extern "C" {
 #define HVD_EXT_ABI_VERSION 13
 
 // clang-format off
-#define HVD_EXT_STRUCT(name) typedef struct {
+#define HVD_EXT_STRUCT(name, kept) typedef struct {
 #define HVD_EXT_FIELD(type, name) type name;
-#define HVD_EXT_END(name) } name;
+#define HVD_EXT_TYPED(type, name, kept, unset) type name;
+#define HVD_EXT_COUNT(type, name) type name;
+#define HVD_EXT_LIST(type, name, element, count) type name;
+#define HVD_EXT_END(name, kept) } name;
 #include "engine/spec.def"
 // clang-format on
 

@@ -72,7 +72,7 @@ Status Channel::GetFeedback(int64_t bucket, FeedbackShard* shard) const {
   Feedback* feedback = nullptr;
   HVD_EXT_RETURN_IF_ERROR(FindFeedback(bucket, &feedback));
   *shard = feedback->shard();
-  shard->has_velocity = feedback->spec().correction.has_value();
+  shard->has_velocity = feedback->spec().has_momentum;
   return Status::Ok();
 }
 
@@ -87,7 +87,7 @@ Status Channel::FindArray(int64_t bucket, FeedbackArray which, std::vector<float
     return Invalid(where + ": which (" + std::to_string(static_cast<int>(which)) +
                    ") must be the residual (0) or the velocity (1)");
   }
-  if (which == FeedbackArray::kVelocity && !feedback->spec().correction) {
+  if (which == FeedbackArray::kVelocity && !feedback->spec().has_momentum) {
     return Invalid(where + ": it has no velocity, because it was opened without momentum");
   }
   *array = feedback->Get(which);

@@ -22,10 +22,10 @@ class TopKCodec : public VectorCodec {
       segments.push_back({cuts[i] - begin, cuts[i + 1] - cuts[i], feedback_->EntriesIn(work.step.density, i)});
     }
     own_.Reserve(feedback_->EntriesAt(work.step.density), work.pool);
-    own_.wire = feedback_->spec().value_wire;
+    const SparseSpec& spec = feedback_->spec();
+    own_.wire = spec.value_wire.value_or(DType::kFloat32);
     std::vector<int64_t> counts(segments.size(), 0);
-    TopKOptions options = feedback_->spec().selection;
-    options.seed = work.seed;
+    const TopKOptions options{spec.selector, spec.samplings, work.seed, spec.threshold};
     int32_t* positions = own_.position();
     float* values = own_.value();
     TopKErrorFeedback(options, feedback_->Arrays(work.step, shard), segments.data(),

@@ -22,7 +22,7 @@
 
 #include "base/mutex.h"
 #include "base/status.h"
-#include "engine/rounds.h"
+#include "engine/spec.h"
 #include "engine/trace.h"
 #include "engine/transport.h"
 #include "kernels/reduce.h"
@@ -42,67 +42,20 @@ enum class Kind : int32_t {
   kAlltoall = 6
 };
 
-struct Config {
-  double stall_warn_s = 60;    // a peer stays away: warn each time this has passed; 0: never
-  double stall_fatal_s = 0;    // a peer stays away: fail the collective after this time; 0: never
-  int64_t segment_nbytes = 0;  // for all buckets and calls; 0: each has its own
-  int64_t window = 8;          // segments of one lane in flight
-  double leave_grace_s = 3;    // a peer has left: how long what it sent before may make no progress
-  double drain_s = 1;          // Stop: how long work under way may make no progress; it has three times this in all
-  double handshake_s = 2;      // Stop: how long the peers may take to answer that they shut down too
-  std::vector<int> numbers{};  // the ranks' numbers in words for people; empty: their own
+struct Config : JobSpec {
+  int64_t segment_nbytes = 0;   // for all buckets and calls; 0: each has its own
+  double leave_grace_s = 3;     // a peer has left: how long what it sent before may make no progress
+  double drain_s = 1;           // Stop: how long work under way may make no progress; it has three times this in all
+  double handshake_s = 2;       // Stop: how long the peers may take to answer that they shut down too
+  bool tcp_inside_too = false;  // TcpOptions::inside_too
+  std::vector<int> numbers{};   // the ranks' numbers in words for people; empty: their own
   std::shared_ptr<Device> device{};  // where buckets lie; null: the host
-};
-
-// How the positions of selected entries travel.
-enum class SparseIndices : int32_t { kSmallest = 0, kRaw = 1, kDelta = 2, kBitmap = 3 };
-
-// How a bucket's entries are selected, and how they travel: a bucket with error feedback, whose plan has a SELECT or a
-// FOLD. The residual and the velocity of an element lie on the rank whose plan selects it, and sum up what the bucket
-// holds there at that row. A step changes them only when EndStep commits it.
-struct SparseSpec {
-  std::string codec = "topk";  // how vectors are made and written: a name of codec.h
-  TopKOptions selection{};
-  std::optional<MomentumCorrection> correction{};
-  bool per_tensor = false;             // each tensor's part of the units gets its share of k; else all of them have one
-  int64_t dense_plan = 0;              // its FOLD covers the units that the bucket's plan selects from
-  double dense_above = 1;              // steps of this density and above use dense_plan
-  DType value_wire = DType::kFloat32;  // in which selected values travel; what rounding takes stays in the residual
-  SparseIndices indices = SparseIndices::kSmallest;
 };
 
 // What the ranks say alike of a step of a channel with sparse buckets.
 struct TopKStep {
   double density = 1;               // in [0, 1]
   std::optional<float> momentum{};  // in [0, 1), in place of that of the buckets' corrections
-};
-
-struct BucketSpec {
-  DType dtype;
-  ReduceOp op;
-  int64_t plan;                        // from AddPlan
-  int64_t segment_nbytes;              // pipelining grain; a bucket is cut into ceil(nbytes / segment_nbytes) segments
-  std::vector<int64_t> tensors;        // indices of the channel's tensors, in their order in the buffer
-  std::optional<DType> wire{};         // float32 only: it travels as float16 or bfloat16; segment_nbytes counts these
-  std::optional<SparseSpec> sparse{};  // float32 only; segment_nbytes is not used
-};
-
-// What makes a channel's rounds partial: they do not wait for all ranks (rounds.h).
-struct PartialSpec {
-  RoundRules rules{};
-  std::vector<int> hosts{};    // of each rank, for the way of the word that a round is open
-  int64_t plan = 0;            // of the table of who takes part: int32, two elements for each rank
-  int64_t segment_nbytes = 0;  // the same
-  // A round whose sum is not finite is taken for one that never was: finite gradients in it are held again.
-  bool holds_again = false;
-};
-
-struct ChannelSpec {
-  std::string name;                       // for messages: "Adam"
-  std::vector<std::string> tensor_names;  // for messages
-  std::vector<int64_t> elements;          // per tensor; 0 is allowed
-  std::vector<BucketSpec> buckets;        // every tensor in exactly one
-  std::optional<PartialSpec> partial{};   // no bucket is sparse then
 };
 
 struct CallSpec {

@@ -72,13 +72,17 @@ Status Start(std::shared_ptr<Transport> transport, const Config& config, int64_t
   return Status::Ok();
 }
 
-// Puts the wanted paths in front of MPI.
-Status WithPaths(std::shared_ptr<Transport> mpi, const Paths& paths, std::shared_ptr<Transport>* transport) {
+// Puts in front of MPI what the configuration wants between hosts and inside a host.
+Status WithPaths(std::shared_ptr<Transport> mpi, const Config& config, std::shared_ptr<Transport>* transport) {
+  TcpOptions tcp;
+  tcp.use = config.tcp;
+  tcp.interfaces = config.interfaces;
+  tcp.inside_too = config.tcp_inside_too;
   std::shared_ptr<Transport> between;
-  HVD_EXT_RETURN_IF_ERROR(MakeTcpTransport(std::move(mpi), paths.tcp, &between));
+  HVD_EXT_RETURN_IF_ERROR(MakeTcpTransport(std::move(mpi), tcp, &between));
   std::shared_ptr<Arena> arena;
   int64_t capacity = Arena::DefaultCapacity();
-  bool wanted = paths.shared_memory && capacity > 0 && between->size() > 1;
+  bool wanted = config.shared_memory && capacity > 0 && between->size() > 1;
   if (wanted) Arena::Make(capacity, &arena);  // without one `between` carries everything
   return MakeHostTransport(std::move(between), std::move(arena), transport);
 }
@@ -114,7 +118,7 @@ Status OfStopped(const std::string& what, int64_t handle) {
                  "init()");
 }
 
-Status StartJob(const Config& config, bool mpi, const Paths& paths, std::shared_ptr<Engine>* engine) {
+Status StartJob(const Config& config, bool mpi, std::shared_ptr<Engine>* engine) {
   if (IsForked()) return Invalid(kForked);
   Process& process = TheProcess();
   std::lock_guard<std::mutex> life(process.life);
@@ -123,14 +127,14 @@ Status StartJob(const Config& config, bool mpi, const Paths& paths, std::shared_
   if (mpi) {
     std::shared_ptr<Transport> world;
     HVD_EXT_RETURN_IF_ERROR(MakeMpiTransport(&world));
-    HVD_EXT_RETURN_IF_ERROR(WithPaths(std::move(world), paths, &transport));
+    HVD_EXT_RETURN_IF_ERROR(WithPaths(std::move(world), config, &transport));
   } else {
     transport = MakeThreadTransports(1)[0];
   }
   return Start(std::move(transport), config, 0, engine);
 }
 
-Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config config, const Paths& paths,
+Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config config,
                 std::shared_ptr<Engine>* engine) {
   if (IsForked()) return Invalid(kForked);
   Process& process = TheProcess();
@@ -152,7 +156,7 @@ Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config c
   } else {
     std::shared_ptr<Transport> subset;
     HVD_EXT_RETURN_IF_ERROR(of.transport->Subset(ranks, tag, &subset));
-    HVD_EXT_RETURN_IF_ERROR(WithPaths(std::move(subset), paths, &transport));
+    HVD_EXT_RETURN_IF_ERROR(WithPaths(std::move(subset), config, &transport));
   }
   for (int rank : ranks) config.numbers.push_back(rank);
   std::lock_guard<std::mutex> life(process.life);

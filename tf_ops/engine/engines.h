@@ -7,22 +7,14 @@
 
 #include "base/status.h"
 #include "engine/engine.h"
-#include "engine/transport.h"
 
 namespace hvd_ext {
 
-// How messages travel: inside a host, and between hosts. MPI carries the rest.
-struct Paths {
-  bool shared_memory = true;
-  TcpOptions tcp;
-};
-
 // Starts the job's engine, on MPI or of one rank. kInvalid while one runs.
-Status StartJob(const Config& config, bool mpi, const Paths& paths, std::shared_ptr<Engine>* engine);
+Status StartJob(const Config& config, bool mpi, std::shared_ptr<Engine>* engine);
 // Starts an engine for some ranks of a running one. `ranks` ascend, and this rank is one of them. These ranks call it
 // together; ranks that share several sets start them in one order. `tag` numbers the set, and is equal on its ranks.
-Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config config, const Paths& paths,
-                std::shared_ptr<Engine>* engine);
+Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config config, std::shared_ptr<Engine>* engine);
 // Stops an engine, and before it those of its sets, of their sets and so on. `together`: all its ranks do so now, with
 // nothing under way. *alone: as Engine::Stop returns, of any of them. Does nothing where the engine does not run.
 Status StopEngine(int64_t generation, bool together, bool* alone);

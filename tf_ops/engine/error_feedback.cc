@@ -21,7 +21,7 @@ Feedback::Feedback(const SparseSpec& spec, const FeedbackShard& shard, const std
   const size_t elements = static_cast<size_t>(shard.elements);
   residual_.resize(elements);
   next_residual_.resize(elements);
-  if (spec.correction) {
+  if (spec.has_momentum) {
     velocity_.resize(elements);
     next_velocity_.resize(elements);
   }
@@ -58,11 +58,10 @@ int64_t Feedback::EntriesAt(double density) const {
 
 ErrorFeedback Feedback::Arrays(const TopKStep& step, const float* units) {
   ErrorFeedback arrays{units, residual_.data(), next_residual_.data()};
-  if (!spec_.correction) return arrays;
+  if (!spec_.has_momentum) return arrays;
   arrays.velocity = velocity_.data();
   arrays.next_velocity = next_velocity_.data();
-  arrays.correction = *spec_.correction;
-  if (step.momentum) arrays.correction.momentum = *step.momentum;
+  arrays.correction = {step.momentum.value_or(spec_.momentum), spec_.nesterov, spec_.masks};
   return arrays;
 }
 

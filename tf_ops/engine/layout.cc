@@ -24,25 +24,25 @@ Status CheckSparse(const std::string& where, const BucketSpec& bucket, int64_t e
                    "; make the buckets smaller");
   }
   if (!IsVectorCodec(sparse.codec)) return Invalid(where + ": there is no codec " + Quoted(sparse.codec));
-  const int selector = static_cast<int>(sparse.selection.selector);
+  const int selector = static_cast<int>(sparse.selector);
   if (selector < static_cast<int>(Selector::kExact) || selector > static_cast<int>(Selector::kRandom)) {
     return Invalid(where + ": selector (" + std::to_string(selector) + ") must be in [0, 4]");
   }
-  if (sparse.selection.samplings < 1) {
-    return Invalid(where + ": samplings (" + std::to_string(sparse.selection.samplings) + ") must be at least 1");
+  if (sparse.samplings < 1) {
+    return Invalid(where + ": samplings (" + std::to_string(sparse.samplings) + ") must be at least 1");
   }
-  if (!(sparse.selection.threshold >= 0)) {
-    return Invalid(where + ": threshold (" + std::to_string(sparse.selection.threshold) + ") must not be negative");
+  if (!(sparse.threshold >= 0)) {
+    return Invalid(where + ": threshold (" + std::to_string(sparse.threshold) + ") must not be negative");
   }
   if (!(sparse.dense_above >= 0)) {
     return Invalid(where + ": dense_above (" + std::to_string(sparse.dense_above) + ") must not be negative");
   }
-  if (sparse.correction && !(sparse.correction->momentum >= 0 && sparse.correction->momentum < 1)) {
-    return Invalid(where + ": momentum (" + std::to_string(sparse.correction->momentum) + ") must be in [0, 1)");
+  if (sparse.has_momentum && !(sparse.momentum >= 0 && sparse.momentum < 1)) {
+    return Invalid(where + ": momentum (" + std::to_string(sparse.momentum) + ") must be in [0, 1)");
   }
-  if (sparse.value_wire != DType::kFloat32 && !IsWire(sparse.value_wire)) {
-    return Invalid(where + ": the selected values' dtype on the way (" +
-                   std::to_string(static_cast<int>(sparse.value_wire)) +
+  const DType value_wire = sparse.value_wire.value_or(DType::kFloat32);
+  if (value_wire != DType::kFloat32 && !IsWire(value_wire)) {
+    return Invalid(where + ": the selected values' dtype on the way (" + std::to_string(static_cast<int>(value_wire)) +
                    ") must be float32, float16 or bfloat16 (0, 2 or 3)");
   }
   const int indices = static_cast<int>(sparse.indices);

@@ -43,7 +43,7 @@ PartialGate::PartialGate(std::string channel, std::shared_ptr<const Layout> layo
       rank_(rank),
       size_(size),
       pool_(pool),
-      rounds_(spec.rules.staleness),
+      rounds_(spec.staleness),
       held_(layout_->buckets.size() - 1) {}
 
 PartialGate::Gradients PartialGate::Zeros(int64_t bucket) const {

@@ -41,7 +41,7 @@ void PartialRounds::Open(const PartialChannel& opened) {
   const PartialSpec& spec = opened.gate->spec();
   Lane lane(opened);
   lane.relays = RelaysOf(spec.hosts, core_->rank);
-  if (core_->rank == 0) lane.opener.emplace(spec.rules, core_->size);
+  if (core_->rank == 0) lane.opener.emplace(spec, core_->size);
   const int64_t number = opened.channel->lane();
   lanes_of_.emplace(number, std::move(lane));
   auto early = early_.find(number);

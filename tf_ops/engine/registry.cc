@@ -85,16 +85,16 @@ Status Registry::CheckPartial(const ChannelSpec& spec) const {
     return Invalid(where + "it must have a host for each of the " + std::to_string(core_->size) + " ranks, it has " +
                    std::to_string(partial.hosts.size()));
   }
-  const int sync = static_cast<int>(partial.rules.sync);
+  const int sync = static_cast<int>(partial.sync);
   if (sync < 0 || sync > static_cast<int>(Sync::kQuorum)) {
     return Invalid(where + "sync (" + std::to_string(sync) + ") must be in [0, 3]");
   }
-  if (partial.rules.quorum < 1 || partial.rules.quorum > core_->size) {
-    return Invalid(where + "quorum (" + std::to_string(partial.rules.quorum) + ") must be in [1, " +
+  if (partial.quorum < 1 || partial.quorum > core_->size) {
+    return Invalid(where + "quorum (" + std::to_string(partial.quorum) + ") must be in [1, " +
                    std::to_string(core_->size) + "]");
   }
-  if (partial.rules.staleness < 0) {
-    return Invalid(where + "staleness (" + std::to_string(partial.rules.staleness) + ") must not be negative");
+  if (partial.staleness < 0) {
+    return Invalid(where + "staleness (" + std::to_string(partial.staleness) + ") must not be negative");
   }
   for (const BucketSpec& bucket : spec.buckets) {
     if (bucket.sparse) return Invalid(where + "a round that does not wait for all ranks can have no sparse bucket");
@@ -123,7 +123,7 @@ Status Registry::OpenChannel(const ChannelSpec& given, int64_t* handle) {
     const int64_t table = static_cast<int64_t>(spec.tensor_names.size());
     spec.tensor_names.push_back("who takes part");
     spec.elements.push_back(PartialGate::TableElements(core_->size));
-    spec.buckets.push_back({DType::kInt32, ReduceOp::kSum, of.plan, of.segment_nbytes, {table}});
+    spec.buckets.push_back({DType::kInt32, {}, ReduceOp::kSum, of.plan, of.segment_nbytes, {table}});
   }
   MutexLock lock(&mutex_);
   HVD_EXT_RETURN_IF_ERROR(UsableNow());

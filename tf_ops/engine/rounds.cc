@@ -25,7 +25,7 @@ int64_t DrawnFor(uint64_t seed, int64_t round, int64_t candidates) {
   return static_cast<int64_t>(drawn % count);
 }
 
-RoundOpener::RoundOpener(const RoundRules& rules, int size) : rules_(rules), ranks_(static_cast<size_t>(size)) {}
+RoundOpener::RoundOpener(const PartialSpec& rules, int size) : rules_(rules), ranks_(static_cast<size_t>(size)) {}
 
 void RoundOpener::Arrive(int rank, int64_t step, bool full) {
   Rank& one = ranks_[static_cast<size_t>(rank)];

@@ -13,23 +13,9 @@
 #include <limits>
 #include <vector>
 
+#include "engine/spec.h"
+
 namespace hvd_ext {
-
-// Whose gradients a round waits for.
-enum class Sync : int32_t {
-  kFull = 0,      // those of all ranks
-  kSolo = 1,      // the first that comes
-  kMajority = 2,  // that of a rank drawn for this round, so on average half of them
-  kQuorum = 3     // the first `quorum` of them
-};
-
-struct RoundRules {
-  Sync sync = Sync::kFull;
-  int64_t quorum = 1;
-  int64_t staleness = 0;  // no gradient enters a later round than its step's number plus this
-  uint64_t seed = 0;      // of the draws
-  int64_t before = 0;     // rounds that the training had before round 1 of this channel; they shift the draws
-};
 
 // The rank drawn for a round among `candidates` ranks, in [0, candidates): evenly, and the same for the same seed.
 int64_t DrawnFor(uint64_t seed, int64_t round, int64_t candidates);
@@ -45,7 +31,7 @@ struct RoundWait {
 // On rank 0: which rounds are open.
 class RoundOpener {
  public:
-  RoundOpener(const RoundRules& rules, int size);
+  RoundOpener(const PartialSpec& rules, int size);
 
   // The gradient of the rank's step `step` is there. With `full` the round of this step waits for all ranks.
   void Arrive(int rank, int64_t step, bool full);
@@ -67,7 +53,7 @@ class RoundOpener {
   };
   RoundWait WaitOf(int64_t round) const;
 
-  RoundRules rules_;
+  PartialSpec rules_;
   std::vector<Rank> ranks_;
   int64_t opened_ = 0;
   int64_t full_ = 0;  // the newest round that waits for all ranks

@@ -159,7 +159,7 @@ const VectorMessage* SparseRun::Find(const Row& row) const {
 Status SparseRun::RunLocal(const SparseWork& work, const Row& row) {
   const int64_t begin = work.ElementAt(row.begin), elements = work.ElementAt(row.begin + row.count) - begin;
   float* units = work.data + (begin - work.first);
-  const uint64_t seed = feedback_->spec().selection.seed + static_cast<uint64_t>(step_) * 0x9e3779b97f4a7c15u;
+  const uint64_t seed = feedback_->spec().seed + static_cast<uint64_t>(step_) * 0x9e3779b97f4a7c15u;
   const VectorWork vector_work{topk_, seed, work.scratch, work.pool};
   switch (row.opcode) {
     case Opcode::SELECT:

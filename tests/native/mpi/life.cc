@@ -89,12 +89,12 @@ int Alone(bool abort) {
 // Rank 0 ends while a thread of it waits for rank 1 to make a set, which does not come.
 int Making() {
   std::shared_ptr<hvd_ext::Engine> job;
-  Status status = hvd_ext::StartJob(hvd_ext::Config(), /*mpi=*/true, hvd_ext::Paths(), &job);
+  Status status = hvd_ext::StartJob(hvd_ext::Config(), /*mpi=*/true, &job);
   if (!status.ok()) return Wrong(status.message);
   if (job->rank() == 0) {
     std::thread([number = job->generation()] {
       std::shared_ptr<hvd_ext::Engine> set;
-      hvd_ext::StartSet(number, {0, 1}, 1, hvd_ext::Config(), hvd_ext::Paths(), &set);
+      hvd_ext::StartSet(number, {0, 1}, 1, hvd_ext::Config(), &set);
       Wrong("the set was made");
     }).detach();
     std::this_thread::sleep_for(std::chrono::milliseconds(300));

@@ -65,7 +65,7 @@ TEST("mpi engine: steps of a channel, gathers, exchanges and mismatches side by 
           gather = AddPlan(engine.get(), RingAllgather(rank, size));
   const ChannelSpec spec = ChannelOf(
       "SGD", {200001, 17},
-      {{DType::kFloat16, ReduceOp::kSum, ring, 65536, {1}}, {DType::kFloat32, ReduceOp::kSum, ring, 65536, {0}}});
+      {{DType::kFloat16, {}, ReduceOp::kSum, ring, 65536, {1}}, {DType::kFloat32, {}, ReduceOp::kSum, ring, 65536, {0}}});
   const int64_t channel = OpenChannel(engine.get(), spec);
   for (int step = 0; step < 5; ++step) {
     Collects results = StartStep(engine.get(), channel, spec, step);

@@ -26,16 +26,16 @@ std::vector<Set> Overlapping(int size) {
 }
 
 int Start(std::shared_ptr<Engine>* job, std::vector<Set>* sets, bool shared_memory) {
-  Paths paths;
-  paths.shared_memory = shared_memory;
-  paths.tcp.inside_too = !shared_memory;
-  CHECK_OK(StartJob(QuickConfig(), /*mpi=*/true, paths, job));
+  Config config = QuickConfig();
+  config.shared_memory = shared_memory;
+  config.tcp_inside_too = !shared_memory;
+  CHECK_OK(StartJob(config, /*mpi=*/true, job));
   *sets = Overlapping((*job)->size());
   int number = 0;
   for (Set& set : *sets) {
     ++number;
     if (!std::binary_search(set.ranks.begin(), set.ranks.end(), (*job)->rank())) continue;
-    CHECK_OK(StartSet((*job)->generation(), set.ranks, number, QuickConfig(), paths, &set.engine));
+    CHECK_OK(StartSet((*job)->generation(), set.ranks, number, config, &set.engine));
     CHECK_EQ(set.engine->size(), static_cast<int>(set.ranks.size()));
     CHECK_EQ(set.ranks[static_cast<size_t>(set.engine->rank())], (*job)->rank());
   }
@@ -91,10 +91,10 @@ TEST("mpi sets: a set stops for good while the others work, many times") {
   });
   for (int round = 0; round < 10; ++round) {
     std::shared_ptr<Engine> fresh;
-    Paths paths;
-    paths.shared_memory = round % 2 == 0;
-    paths.tcp.inside_too = round % 3 == 0;
-    CHECK_OK(StartSet(job->generation(), ranks, 100, QuickConfig(), paths, &fresh));
+    Config config = QuickConfig();
+    config.shared_memory = round % 2 == 0;
+    config.tcp_inside_too = round % 3 == 0;
+    CHECK_OK(StartSet(job->generation(), ranks, 100, config, &fresh));
     std::vector<Set> all = {{ranks, fresh}};
     Reduce(all, rank, 17, round);
     bool alone = true;
