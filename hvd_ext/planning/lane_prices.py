@@ -156,7 +156,7 @@ def one_price(prices: Table, nbytes: float) -> Parts:
 
 def sparsity_of(tree: Tree, codec: Codec) -> Sparsity:
     """The sparsity of an ordinary step, after the warm-up."""
-    return sparsity_on(tree, codec.schedule.densities[-1], codec.entry_nbytes, merges=codec.merges)
+    return sparsity_on(tree, codec.schedule.densities[-1], codec.entry_nbytes, rows=codec.rows)
 
 
 @lru_cache(maxsize=32)

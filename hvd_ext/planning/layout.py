@@ -194,7 +194,7 @@ class _Step:
             nbytes,
             usual,
             codec.entry_nbytes,
-            merges=codec.merges,
+            rows=codec.rows,
             height=codec.height,
         )
 

@@ -6,6 +6,7 @@
 
 #include "engine/codec.h"
 #include "engine/error_feedback.h"
+#include "kernels/quantize.h"
 
 namespace hvd_ext {
 namespace {
@@ -48,6 +49,11 @@ Status CheckSparse(const std::string& where, const BucketSpec& bucket, int64_t e
   const int indices = static_cast<int>(sparse.indices);
   if (indices < 0 || indices > static_cast<int>(SparseIndices::kBitmap)) {
     return Invalid(where + ": indices (" + std::to_string(indices) + ") must be in [0, 3]");
+  }
+  if (!Quantization::IsRight(sparse.bits, sparse.block)) {
+    return Invalid(where + ": bits (" + std::to_string(sparse.bits) + ") must be 8, 4 or 1, and block (" +
+                   std::to_string(sparse.block) + ") a multiple of 64 up to " +
+                   std::to_string(Quantization::kMostBlock));
   }
   return Status::Ok();
 }

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/denormals.h"
 #include "kernels/half.h"
+#include "kernels/topk_scan.h"
 
 namespace hvd_ext {
 namespace {
@@ -141,7 +143,14 @@ HVD_EXT_INLINE void AddAll(int32_t block, const uint16_t* scales, const unsigned
   }
 }
 
-// As for sums (reduce_cpu.cc), the version for the processor is chosen by hand.
+// The compiler vectorises the loops for each of the instruction sets.
+struct Loops {
+  bool (*quantize)(int32_t block, int64_t elements, const float* x, const float* y, uint16_t* scales,
+                   unsigned char* packed, float* left);
+  void (*add)(int32_t block, const uint16_t* scales, const unsigned char* packed, int64_t first, int64_t elements,
+              float* data);
+};
+
 #define HVD_EXT_VERSION(name, attribute)                                                                           \
   template <int kBits>                                                                                             \
   attribute bool Quantize##name(int32_t block, int64_t elements, const float* x, const float* y, uint16_t* scales, \
@@ -152,49 +161,39 @@ HVD_EXT_INLINE void AddAll(int32_t block, const uint16_t* scales, const unsigned
   attribute void Add##name(int32_t block, const uint16_t* scales, const unsigned char* packed, int64_t first,      \
                            int64_t elements, float* data) {                                                        \
     AddAll<kBits>(block, scales, packed, first, elements, data);                                                   \
+  }                                                                                                                \
+  Loops name(int32_t bits) {                                                                                       \
+    if (bits == 8) return {Quantize##name<8>, Add##name<8>};                                                       \
+    if (bits == 4) return {Quantize##name<4>, Add##name<4>};                                                       \
+    return {Quantize##name<1>, Add##name<1>};                                                                      \
   }
 
 HVD_EXT_VERSION(Portable, )
 #if defined(__x86_64__)
 HVD_EXT_VERSION(Avx2, __attribute__((target("avx2"))))
 HVD_EXT_VERSION(Avx512, __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512"))))
-const bool avx2 = __builtin_cpu_supports("avx2");
-const bool avx512 = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                    __builtin_cpu_supports("avx512dq");
+#else
+#define Avx512 Portable
+#define Avx2 Portable
 #endif
 
-template <int kBits>
-bool QuantizeAs(int32_t block, int64_t elements, const float* x, const float* y, uint16_t* scales,
-                unsigned char* packed, float* left) {
-#if defined(__x86_64__)
-  if (avx512) return QuantizeAvx512<kBits>(block, elements, x, y, scales, packed, left);
-  if (avx2) return QuantizeAvx2<kBits>(block, elements, x, y, scales, packed, left);
-#endif
-  return QuantizePortable<kBits>(block, elements, x, y, scales, packed, left);
-}
-
-template <int kBits>
-void AddAs(int32_t block, const uint16_t* scales, const unsigned char* packed, int64_t first, int64_t elements,
-           float* data) {
-#if defined(__x86_64__)
-  if (avx512) return AddAvx512<kBits>(block, scales, packed, first, elements, data);
-  if (avx2) return AddAvx2<kBits>(block, scales, packed, first, elements, data);
-#endif
-  AddPortable<kBits>(block, scales, packed, first, elements, data);
+Loops LoopsOf(int32_t bits) {
+  const topk::Path path = topk::CurrentPath();
+  return path == topk::Path::kAvx512 ? Avx512(bits) : path == topk::Path::kAvx2 ? Avx2(bits) : Portable(bits);
 }
 
 }  // namespace
 
 bool Quantize(const Quantization& how, int64_t elements, const float* x, const float* y, uint16_t* scales,
               unsigned char* packed, float* left) {
-  const auto quantize = how.bits == 8 ? QuantizeAs<8> : how.bits == 4 ? QuantizeAs<4> : QuantizeAs<1>;
-  return quantize(how.block, elements, x, y, scales, packed, left);
+  const WithDenormals denormals;
+  return LoopsOf(how.bits).quantize(how.block, elements, x, y, scales, packed, left);
 }
 
 void AddQuantized(const Quantization& how, const uint16_t* scales, const unsigned char* packed, int64_t first,
                   int64_t elements, float* data) {
-  const auto add = how.bits == 8 ? AddAs<8> : how.bits == 4 ? AddAs<4> : AddAs<1>;
-  add(how.block, scales, packed, first, elements, data);
+  const WithDenormals denormals;
+  LoopsOf(how.bits).add(how.block, scales, packed, first, elements, data);
 }
 
 }  // namespace hvd_ext
