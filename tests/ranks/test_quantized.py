@@ -38,7 +38,7 @@ class Beside:
             self.expected = self.expected or Expected(
                 self.optimizer, self.hosts, QuantizedModel, bits=self.codec.bits, block=64, sums=self.sums
             )
-            usual = self.codec.schedule.at(step)
+            usual = 1.0 if step < self.codec.dense_steps else self.codec.density
             self.expected.step(every, density or usual)
             assert_equal(self.weights, self.expected.weights)
         assert_same_bits_on_all_ranks(self.weights)
