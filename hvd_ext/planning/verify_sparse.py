@@ -152,7 +152,7 @@ class Vectors:
             joins = opcode == RESELECT and self._has_sums[rank]
             self._vectors[rank, rank] = (self._vectors[rank, rank] | made) if joins else made
             self._has_sums[rank] = opcode == RESELECT
-            if opcode == SELECT:  # a selection leaves the units undefined
+            if opcode != PACK:  # a selection leaves the units undefined
                 units[:] = 0
                 units[:, -1] = 1
         elif opcode == CLEAR:
