@@ -74,6 +74,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     ),
     "hvd_ext.data": ("shard",),
     "hvd_ext.data.cache": ("DataCache",),
+    "hvd_ext.compression.quantized": ("Quantized",),
     "hvd_ext.compression.sign": ("Sign",),
     "hvd_ext.compression.topk": ("TopK", "Warmup"),
     "hvd_ext.runner": ("run",),
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
         state as state,
         tensorflow as tensorflow,
     )
+    from hvd_ext.compression.quantized import Quantized as Quantized
     from hvd_ext.compression.sign import Sign as Sign
     from hvd_ext.compression.topk import TopK as TopK, Warmup as Warmup
     from hvd_ext.data import shard as shard

@@ -25,7 +25,8 @@ class Codec(abc.ABC):
     """
 
     name: ClassVar[str]  # of its file here, of tf_ops/engine/codec_NAME.cc, and on command lines
-    merges: ClassVar[bool] = False  # whether vectors can be packed and merged (PACK, TAKE and MERGE of a plan)
+    # of PACK, TAKE, MERGE and RESELECT (tf_ops/plan/ir.def), what its vectors can go through besides being added
+    rows: ClassVar[frozenset[str]] = frozenset()
 
     density: float | Literal["auto"]
     height: int | None  # the levels of the topology in which whole gradients are added up first; None for the fastest

@@ -110,7 +110,7 @@ class TopK(Codec):
     """
 
     name: ClassVar[str] = "topk"
-    merges: ClassVar[bool] = True
+    rows: ClassVar[frozenset[str]] = frozenset({"PACK", "TAKE", "MERGE"})
 
     density: float | Literal["auto"] = 0.01
     selector: selectors.Native = "exact"

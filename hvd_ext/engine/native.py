@@ -12,7 +12,7 @@ from hvd_ext.errors import NativeLibraryError, raise_for
 LIBRARY = libraries.LIBRARIES / libraries.ENGINE_LIBRARY
 OPS = libraries.LIBRARIES / libraries.OPS_LIBRARY
 
-ABI_VERSION = 13  # HVD_EXT_ABI_VERSION of api.h
+ABI_VERSION = 14  # HVD_EXT_ABI_VERSION of api.h
 REBUILD_HINT = "build it with: python -m hvd_ext build"
 
 

@@ -46,6 +46,8 @@ class Selection:
         density: the density of an ordinary step, for predictions; the engine gets the density of each step.
         codec: the name of the codec: a file of hvd_ext/compression.
         entry_nbytes: the mean number of bytes of a value and its index, for predictions.
+        bits: of a number of the codec "quantized".
+        block: the elements that share a scale, of the same codec.
     """
 
     dense_above: float = 1.0
@@ -62,6 +64,8 @@ class Selection:
     density: float = 1.0
     codec: str = "topk"
     entry_nbytes: float = 4.0
+    bits: int = 8
+    block: int = 256
 
 
 @dataclasses.dataclass(frozen=True)

@@ -144,7 +144,7 @@ def chosen(tree: Tree, name: str, nbytes: int, among: tuple[Candidate, ...]) -> 
 
 def sparsity_of(tree: Tree, codec: Codec) -> Sparsity:
     """The sparsity of an ordinary step, after the warm-up."""
-    return sparsity_on(tree, codec.schedule.densities[-1], codec.entry_nbytes, merges=codec.merges)
+    return sparsity_on(tree, codec.schedule.densities[-1], codec.entry_nbytes, rows=codec.rows)
 
 
 @lru_cache(maxsize=64)

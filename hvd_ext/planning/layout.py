@@ -207,7 +207,7 @@ class _Step:
                 bucket.nbytes,
                 codec.schedule.densities[-1],
                 codec.entry_nbytes,
-                merges=codec.merges,
+                rows=codec.rows,
                 height=codec.height,
             )
             assert choice.dense is not None

@@ -7,6 +7,7 @@ they share.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from hvd_ext.planning import ir
 from hvd_ext.planning.ir import BEGIN, COUNT, OPCODE, PEER, ROUND, Rows
-from hvd_ext.planning.model import Call
+from hvd_ext.planning.model import Call, Span
 
 # The rounds of each kind of call; a sparse_broadcast has two rounds for each step.
 _ROUNDS = {
@@ -22,6 +23,7 @@ _ROUNDS = {
     "fold": 1,
     "scatter": 1,
     "sparse_allreduce": 2,
+    "sparse_allreduce by two_shot": 4,
     "sparse_all_gather": 3,
     "sparse_merge": 2,
 }
@@ -42,7 +44,7 @@ def rounds_of_sparse_call(call: Call) -> int:
     """The number of rounds of one call of a sparse plan; messages and local rows are in separate rounds."""
     if call.kind == "sparse_broadcast":
         return 2 * (len(call.ranks) - 1).bit_length()
-    return _ROUNDS[call.kind]
+    return _ROUNDS["sparse_allreduce by two_shot" if call.method == "two_shot" else call.kind]
 
 
 def sparse_rows(calls: Sequence[Call], rank: int) -> Rows:
@@ -105,12 +107,37 @@ def _scatter(call: Call, rank: int) -> Iterator[_Row]:
 def _allreduce(call: Call, rank: int) -> Iterator[_Row]:
     begin, count = call.spans[0].begin, call.spans[0].count
     place_of_rank = call.ranks.index(rank)
+    if call.method == "two_shot":
+        yield from _two_shot(call.ranks, place_of_rank, pieces(call))
+        return
     yield _Row(1, -1, ir.CLEAR, rank, begin, count)
     for place, peer in enumerate(call.ranks):
         if peer != rank:
             yield _Row(0, place_of_rank, ir.SEND_SPARSE, peer, begin, count)
             yield _Row(0, place, ir.RECV_SPARSE, peer, begin, count)
         yield _Row(1, place, ir.SCATTER_ADD, peer, begin, count)
+
+
+def pieces(call: Call) -> list[Span]:
+    """The pieces that the ranks of a two_shot add up, in the order of the group."""
+    begin, count, size = call.spans[0].begin, call.spans[0].count, len(call.ranks)
+    borders = [begin + place * count // size for place in range(size + 1)]
+    return [Span(first, last - first) for first, last in itertools.pairwise(borders)]
+
+
+def _two_shot(ranks: Sequence[int], place_of_rank: int, spans: Sequence[Span]) -> Iterator[_Row]:
+    rank, own = ranks[place_of_rank], spans[place_of_rank]
+    yield _Row(1, -1, ir.CLEAR, rank, own.begin, own.count)
+    yield _Row(1, len(ranks), ir.RESELECT, rank, own.begin, own.count)
+    for place, (peer, span) in enumerate(zip(ranks, spans, strict=True)):
+        yield _Row(1, place, ir.SCATTER_ADD, peer, own.begin, own.count)
+        yield _Row(3, -1, ir.CLEAR, rank, span.begin, span.count)
+        yield _Row(3, place, ir.SCATTER_ADD, peer, span.begin, span.count)
+        if peer != rank:
+            yield _Row(0, place_of_rank, ir.SEND_SPARSE, peer, span.begin, span.count)
+            yield _Row(0, place, ir.RECV_SPARSE, peer, own.begin, own.count)
+            yield _Row(2, place_of_rank, ir.SEND_SPARSE, peer, own.begin, own.count)
+            yield _Row(2, place, ir.RECV_SPARSE, peer, span.begin, span.count)
 
 
 def _all_gather(call: Call, rank: int) -> Iterator[_Row]:

@@ -23,7 +23,7 @@ Kind = Literal[
     "sparse_merge",
     "sparse_broadcast",
 ]
-Method = Literal["ring", "recursive", "direct"]
+Method = Literal["ring", "recursive", "direct", "two_shot"]
 Collective = Literal["allreduce", "reduce_scatter", "all_gather", "reduce", "broadcast", "all_to_all"]
 
 ROOTED: tuple[Kind, ...] = ("reduce", "broadcast", "sparse_broadcast")
@@ -64,7 +64,9 @@ class Call:
     - select: spans[0] of ranks[0] goes through error feedback, and the k largest elements become the rank's vector.
     - fold: spans[0] of ranks[0] goes through error feedback as a whole; nothing is selected.
     - sparse_allreduce: on all ranks of the group spans[0] becomes the sum of the entries of their vectors. All ranks
-      add them up in the order of the group, so that they get the same bits.
+      add them up in the order of the group, so that they get the same bits. By the method "two_shot" each rank adds up
+      one piece of the span, makes a vector of the sum, and sends it to all; what that vector leaves out goes back to
+      the residual (the two stages of 1-bit Adam, Tang et al., ICML 2021, and CGX's scatter-reduce-allgather).
     - sparse_all_gather: like all_gather, but only non-zero elements are sent.
     - sparse_merge: ranks[1] sends its vector to ranks[0], whose vector becomes the k largest entries of the sum.
     - sparse_broadcast: the vector of `root` becomes the vector of all ranks of the group.

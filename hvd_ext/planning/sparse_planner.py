@@ -23,6 +23,8 @@ from hvd_ext.topology.tree import Tree
 LEAST_DENSITY = 1e-6
 # The break-even is exact up to this factor, because densities are rough numbers.
 _PRECISION = 1.01
+# The rows of plans that `hvd_ext.TopK` takes.
+TOPK_ROWS = frozenset({"PACK", "TAKE", "MERGE"})
 # This size stands for all smaller buffers, whose price is only latency.
 LEAST_NBYTES = 4096
 
@@ -35,7 +37,7 @@ def sparse_plan(
     entry_nbytes: float = ENTRY_NBYTES,
     *,
     select_s_per_element: float | None = None,
-    merges: bool = True,
+    rows: frozenset[str] = TOPK_ROWS,
     height: int | None = 1,
 ) -> Choice:
     """Chooses the plans of an allreduce that sends selected elements.
@@ -49,7 +51,7 @@ def sparse_plan(
         entry_nbytes: the mean number of bytes of a value and its index, as sent.
         select_s_per_element: the time of a selection, and of any other pass over memory, in seconds per element; None
             for that of the tree, or if it has none for SELECT_S_PER_ELEMENT.
-        merges: whether the codec can pack and merge vectors; if not, plans that do so do not apply.
+        rows: what the codec's vectors can go through (`Codec.rows`); plans that need more do not apply.
         height: the levels of branches within which all elements are reduced before the selection: 1 for hosts, 2 for
             racks of hosts, and so on; None for the height with the best price.
 
@@ -63,7 +65,7 @@ def sparse_plan(
         raise PlanError(
             f"height ({height}): must be a number of levels of branches, 0 or more, or None for the best price"
         )
-    sparsity = sparsity_on(tree, density, entry_nbytes, select_s_per_element, merges=merges)
+    sparsity = sparsity_on(tree, density, entry_nbytes, select_s_per_element, rows=rows)
     return _chosen(tree, algorithm, max(size_class(nbytes), LEAST_NBYTES), sparsity, height)
 
 
@@ -73,7 +75,7 @@ def sparsity_on(
     entry_nbytes: float = ENTRY_NBYTES,
     select_s_per_element: float | None = None,
     *,
-    merges: bool = True,
+    rows: frozenset[str] = TOPK_ROWS,
 ) -> Sparsity:
     """The sparsity of a step on a cluster.
 
@@ -83,7 +85,7 @@ def sparsity_on(
     if select_s_per_element is None and tree.selection_s_per_byte is not None:
         select_s_per_element = ELEMENT_NBYTES * tree.selection_s_per_byte
     pass_s = SELECT_S_PER_ELEMENT if select_s_per_element is None else select_s_per_element
-    return Sparsity(density, entry_nbytes, pass_s, merges=merges)
+    return Sparsity(density, entry_nbytes, pass_s, rows=rows)
 
 
 @lru_cache(maxsize=256)
@@ -125,7 +127,7 @@ def best_variant(
         (plan, tried)
         for tried in heights(tree, height)
         for plan in variants(tree, name, tried)
-        if sparsity.merges or not merges(plan)
+        if needs(plan) <= sparsity.rows
     ]
     if not plans:
         return "its plans merge or pack vectors, which the codec cannot"
@@ -134,10 +136,12 @@ def best_variant(
 
 
 @lru_cache(maxsize=64)
-def merges(plan: LogicalPlan) -> bool:
-    """Whether ranks pack or merge vectors in a plan, and do not only add them."""
-    some = range(min(plan.size, MOST_SIMULATED))
-    return any(bool(np.isin(rows_of(plan, rank)[:, ir.OPCODE], (ir.PACK, ir.TAKE, ir.MERGE)).any()) for rank in some)
+def needs(plan: LogicalPlan) -> frozenset[str]:
+    """The opcodes of a plan that not every codec has (`Codec.rows`)."""
+    opcodes: set[int] = set()
+    for rank in range(min(plan.size, MOST_SIMULATED)):
+        opcodes |= set(np.unique(rows_of(plan, rank)[:, ir.OPCODE]).tolist())
+    return frozenset(ir.OPCODE_NAMES[opcode] for opcode in opcodes & {ir.PACK, ir.TAKE, ir.MERGE, ir.RESELECT})
 
 
 def heights(tree: Tree, height: int | None) -> Sequence[int]:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
+from hvd_ext.planning.model import Call, Level, LogicalPlan, Method, Span, reversed_level
 from hvd_ext.planning.schedules.flexreduce import MOST_UNITS, climb, denominator
 from hvd_ext.topology.tree import Node, Tree
 
@@ -36,9 +36,14 @@ def parties(tree: Tree, height: int = HOSTS) -> tuple[Node, ...]:
     return tuple(members)
 
 
-def units_of(members: Sequence[Node]) -> int:
-    """The number of units in which the shards of all parties are exact, or MOST_UNITS if this number is too large."""
-    return min(lcm(*(denominator(node) for node in members)), MOST_UNITS)
+def units_of(members: Sequence[Node], parts: int = 1) -> int:
+    """The number of units in which the shards of all parties are exact, or MOST_UNITS if this number is too large.
+
+    Args:
+        parts: if possible, each of these units is divided into so many.
+    """
+    exact = min(lcm(*(denominator(node) for node in members)), MOST_UNITS)
+    return exact * parts if exact * parts <= MOST_UNITS else exact
 
 
 def up(tree: Tree, height: int, units: int) -> tuple[list[Level], Held]:
@@ -84,7 +89,7 @@ def local(kind: Literal["select", "fold"], ranks: Sequence[int], shards: Held) -
     return Level(tuple(Call(kind, (rank,), (spans[rank],)) for rank in ranks if rank in spans), kind)
 
 
-def exchange(members: Sequence[Node], shards: Held) -> Level:
+def exchange(members: Sequence[Node], shards: Held, method: Method = "direct") -> Level:
     """Makes the level in which each rank exchanges its selection with the ranks that hold the same units elsewhere.
 
     It has a call for each piece between two borders of any shards, of the piece's holders in the order of the parties.
@@ -97,7 +102,7 @@ def exchange(members: Sequence[Node], shards: Held) -> Level:
     end = max(end for _, end in shards.values())
     holders = np.stack([ranks[np.searchsorted(begins, cuts, side="right") - 1] for begins, ranks in columns], axis=1)
     calls = [
-        Call("sparse_allreduce", tuple(group), (Span(first, last - first),), method="direct")
+        Call("sparse_allreduce", tuple(group), (Span(first, last - first),), method=method)
         for group, first, last in zip(holders.tolist(), cuts.tolist(), [*cuts[1:].tolist(), end], strict=True)
     ]
     return Level(tuple(calls), "all-gather of the selected")

@@ -28,6 +28,7 @@ from hvd_ext.planning.ir import (
     PEER,
     RECV_REDUCE,
     RECV_SPARSE,
+    RESELECT,
     ROUND,
     SCATTER_ADD,
     SELECT,
@@ -62,6 +63,7 @@ def check_order(rows: Rows, rank: int, name: str) -> None:
         PlanError: a round has both messages and local rows, or a row uses a vector that does not exist yet.
     """
     has_own = has_feedback = False
+    selected = (0, 0)
     received: dict[int, set[tuple[int, int]]] = defaultdict(set)
     sorts: dict[int, bool] = {}
     for row in rows.tolist():
@@ -76,6 +78,9 @@ def check_order(rows: Rows, rank: int, name: str) -> None:
                     f"{where}: a rank has one residual, of one range, so it may have only one SELECT or FOLD"
                 )
             has_feedback = True
+            selected = (begin, begin + count) if opcode == SELECT else selected
+        if opcode == RESELECT and not (selected[0] <= begin and begin + count <= selected[1]):
+            raise PlanError(f"{where}: its residual is that of a SELECT before it, of units {selected}")
         reads_own = opcode in (SEND_SPARSE, MERGE) or (opcode == SCATTER_ADD and peer == rank)
         if reads_own and not has_own:
             raise PlanError(f"{where}: the rank has no vector of its own before a SELECT, PACK or TAKE")
@@ -83,7 +88,7 @@ def check_order(rows: Rows, rank: int, name: str) -> None:
             raise PlanError(f"{where}: no vector of rank {peer} has been received")
         if opcode == SCATTER_ADD and peer != rank and (begin, count) not in received[peer]:
             raise PlanError(f"{where}: no RECV_SPARSE from rank {peer} of these units comes before it")
-        has_own |= opcode in (SELECT, PACK, TAKE)
+        has_own |= opcode in (SELECT, PACK, TAKE, RESELECT)
         if opcode == RECV_SPARSE:
             received[peer].add((begin, count))
 
@@ -107,6 +112,7 @@ class Vectors:
         self._vectors: dict[tuple[int, int], dict[int, tuple[_Counts, int]]] = defaultdict(dict)
         self._fed = np.zeros(state.shape[1:], dtype=np.int16)
         self._feeds = False
+        self._has_sums = [False] * size  # whether RESELECT has made a rank's own vector
 
     def outgoing(self, rank: int, row: Sequence[int]) -> Message:
         """Returns the contents of the message of a SEND or a SEND_SPARSE, which are taken when its round starts."""
@@ -140,12 +146,13 @@ class Vectors:
         if opcode in (SELECT, FOLD):
             self._feeds = True
             self._fed[first:last] += units
-        if opcode in (SELECT, PACK):
+        if opcode in (SELECT, PACK, RESELECT):
             copied = [count.copy() for count in units]
-            self._vectors[rank, rank] = dict(
-                zip(range(first, last), zip(copied, sums[first:last], strict=True), strict=True)
-            )
-            if opcode == SELECT:  # a selection leaves the units undefined
+            made = dict(zip(range(first, last), zip(copied, sums[first:last], strict=True), strict=True))
+            joins = opcode == RESELECT and self._has_sums[rank]
+            self._vectors[rank, rank] = (self._vectors[rank, rank] | made) if joins else made
+            self._has_sums[rank] = opcode == RESELECT
+            if opcode != PACK:  # a selection leaves the units undefined
                 units[:] = 0
                 units[:, -1] = 1
         elif opcode == CLEAR:
@@ -163,6 +170,7 @@ class Vectors:
             }
         elif opcode == TAKE:
             taken = self._read(rank, row[PEER], row)
+            self._has_sums[rank] = False
             self._vectors[rank, rank] = {first + at: piece for at, piece in enumerate(taken)}
 
     def finish(self) -> None:

@@ -11,7 +11,7 @@
 namespace hvd_ext::test {
 
 constexpr int64_t kSelect = 4, kSendSparse = 5, kRecvSparse = 6, kClear = 7, kAdd = 8, kPack = 9, kMerge = 10,
-                  kTake = 11, kFold = 12;
+                  kTake = 11, kFold = 12, kReselect = 13;
 
 // Hosts of equal size, rank = host * local + place. With local = 1 every rank selects from all elements.
 struct Shape {
@@ -20,10 +20,45 @@ struct Shape {
   int size() const { return hosts * local; }
 };
 
+// HiTopK with `sums`.
+inline Rows SumsOfPieces(int rank, const Shape& shape) {
+  Rows rows{shape.local * shape.hosts, {}};
+  const int host = rank / shape.local, place = rank % shape.local, first = host * shape.local;
+  const int shard = place * shape.hosts, own = shard + host;  // in units
+  auto others = [](int count, int without, auto&& use) {
+    for (int i = 0; i < count; ++i) {
+      if (i != without) use(i);
+    }
+  };
+  auto in_host = [&](int64_t round, int64_t send, int64_t receive, bool of_peers) {
+    others(shape.local, place, [&](int p) {
+      rows.Add(round, send, first + p, of_peers ? p * shape.hosts : shard, shape.hosts);
+    });
+    others(shape.local, place, [&](int p) {
+      rows.Add(round, receive, first + p, of_peers ? shard : p * shape.hosts, shape.hosts);
+    });
+  };
+  auto peer = [&](int h) { return h * shape.local + place; };
+  in_host(0, kSend, kRecvReduce, true);
+  rows.Add(1, kSelect, rank, shard, shape.hosts);
+  others(shape.hosts, host, [&](int h) { rows.Add(2, kSendSparse, peer(h), shard + h, 1); });
+  others(shape.hosts, host, [&](int h) { rows.Add(2, kRecvSparse, peer(h), own, 1); });
+  rows.Add(3, kClear, rank, own, 1);
+  others(shape.hosts, -1, [&](int h) { rows.Add(3, kAdd, peer(h), own, 1); });
+  rows.Add(3, kReselect, rank, own, 1);
+  others(shape.hosts, host, [&](int h) { rows.Add(4, kSendSparse, peer(h), own, 1); });
+  others(shape.hosts, host, [&](int h) { rows.Add(4, kRecvSparse, peer(h), shard + h, 1); });
+  rows.Add(5, kClear, rank, shard, shape.hosts);
+  others(shape.hosts, -1, [&](int h) { rows.Add(5, kAdd, peer(h), shard + h, 1); });
+  in_host(6, kSend, kRecv, false);
+  return rows;
+}
+
 // A reduce-scatter inside each host, the selection from a shard, an exchange of the shards among the ranks of equal
 // place, and an all-gather inside each host, of whole shards or packed. With `dense` a FOLD replaces the selection, and
-// whole shards are sent.
-inline Rows HiTopK(int rank, const Shape& shape, bool packed = false, bool dense = false) {
+// whole shards are sent. With `sums` each host adds up a piece of a shard, and sends a selection of the sum.
+inline Rows HiTopK(int rank, const Shape& shape, bool packed = false, bool dense = false, bool sums = false) {
+  if (sums) return SumsOfPieces(rank, shape);
   Rows rows{shape.local, {}};
   const int host = rank / shape.local, place = rank % shape.local, first = host * shape.local;
   auto others = [&](auto&& use) {
@@ -76,9 +111,10 @@ inline ChannelSpec SpecOf(const Bucket& bucket, int64_t plan, int64_t dense_plan
   return spec;
 }
 
-inline int64_t OpenHiTopK(Engine* engine, const Bucket& bucket, const Shape& shape, bool packed = false) {
+inline int64_t OpenHiTopK(Engine* engine, const Bucket& bucket, const Shape& shape, bool packed = false,
+                          bool sums = false) {
   const int rank = engine->rank();
-  return OpenChannel(engine, SpecOf(bucket, AddPlan(engine, HiTopK(rank, shape, packed)),
+  return OpenChannel(engine, SpecOf(bucket, AddPlan(engine, HiTopK(rank, shape, packed, false, sums)),
                                     AddPlan(engine, HiTopK(rank, shape, false, true))));
 }
 

@@ -107,3 +107,54 @@ class SignModel(Model):
         sent = grown if dense else np.copysign(scale, grown)
         share.residual = grown - sent
         return sent
+
+
+class QuantizedModel(Model):
+    """The same with numbers of few bits and a scale for each block.
+
+    Args:
+        hosts: as of `Model`.
+        elements: as of `Model`.
+        bits: of a number.
+        block: elements with one scale.
+        sums: each host adds up a piece of each rank's share, and quantises the sum again; hosts are of one rank.
+    """
+
+    def __init__(self, hosts: Sequence[int], elements: int, bits: int, block: int, sums: bool = False) -> None:
+        super().__init__(hosts, elements)
+        self.bits, self.block, self.sums = bits, block, sums
+
+    def step(self, gradients: Sequence[np.ndarray], density: float, dense: bool = False) -> np.ndarray:
+        """Take a step."""
+        total = super().step(gradients, density, dense)
+        if not self.sums or dense:
+            return total
+        borders = [place * len(total) // len(self.hosts) for place in range(len(self.hosts) + 1)]
+        for host, (low, high) in enumerate(itertools.pairwise(borders)):
+            sent = self._quantized(total[low:high])
+            self.shares[host][0].residual[low:high] += total[low:high] - sent
+            total[low:high] = sent
+        return total
+
+    def _sent(self, share: Share, gradient: np.ndarray, density: float, dense: bool) -> np.ndarray:
+        grown = share.residual + gradient
+        sent = grown if dense else self._quantized(grown)
+        share.residual = grown - sent
+        return sent
+
+    def _quantized(self, values: np.ndarray) -> np.ndarray:
+        sent = np.zeros_like(values)
+        for begin in range(0, len(values), self.block):
+            part = values[begin : begin + self.block]
+            if self.bits == 1:
+                scale = np.float32(np.float16(np.abs(part).sum(dtype=np.float32) / np.float32(len(part)) * 1024)) / 1024
+                sent[begin : begin + self.block] = np.copysign(scale, part)
+                continue
+            most = np.float32(2 ** (self.bits - 1) - 1)
+            least = np.abs(part).max() / most * np.float32(1024)
+            half = np.float16(least)
+            half = np.nextafter(half, np.float16(np.inf)) if np.float32(half) < least else half
+            scale = np.float32(half) / np.float32(1024)
+            inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
+            sent[begin : begin + self.block] = np.rint(np.clip(part * inverse, -most, most)) * scale
+        return sent

@@ -33,6 +33,7 @@ Status DamagedVector(const std::string& what) {
                        "; all ranks must run the same build of hvd_ext");
 }
 
+Status VectorCodec::Reselect(const VectorWork&, int64_t, int64_t, const float*) { return CannotRun("RESELECT"); }
 Status VectorCodec::Pack(const VectorWork&, int64_t, int64_t, float*) { return CannotRun("PACK"); }
 Status VectorCodec::Take(const VectorWork&, const VectorMessage*, int64_t, int64_t) { return CannotRun("TAKE"); }
 Status VectorCodec::Merge(const VectorWork&, const VectorMessage&, int64_t, int64_t) { return CannotRun("MERGE"); }

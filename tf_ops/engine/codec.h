@@ -1,7 +1,8 @@
 // How a bucket's values are written into messages. Two kinds of codecs, one for each kind of rows (plan/ir.def):
 // - A DenseCodec writes the elements of SEND, RECV and RECV_REDUCE: as they are, or as halves.
 // - A VectorCodec writes a rank's vector of a shard, which SELECT makes from the sum and the residual: the largest
-//   elements (codec_topk.cc), or signs (codec_sign.cc). What it does not send stays in the residual.
+//   elements (codec_topk.cc), numbers of few bits (codec_quantized.cc), or signs (codec_sign.cc). What it does not send
+//   stays in the residual.
 // A codec with error feedback is one file; VectorCodecNamed makes it known.
 #pragma once
 
@@ -92,9 +93,11 @@ class VectorCodec {
   // A value was not finite when the vector was made.
   bool marked() const { return marked_; }
 
-  // Plans with PACK, TAKE or MERGE need a codec that has them. PACK makes the vector of what is not zero; TAKE makes it
+  // Plans with RESELECT, PACK, TAKE or MERGE need a codec that has them. RESELECT makes the vector of sums, piece by
+  // piece, and returns what it does not send to the residual. PACK makes the vector of what is not zero; TAKE makes it
   // from a message; MERGE adds a message, keeps as many entries as a step selects, and returns the rest to the
   // residual.
+  virtual Status Reselect(const VectorWork& work, int64_t begin, int64_t elements, const float* data);
   virtual Status Pack(const VectorWork& work, int64_t begin, int64_t elements, float* data);
   virtual Status Take(const VectorWork& work, const VectorMessage* message, int64_t begin, int64_t elements);
   virtual Status Merge(const VectorWork& work, const VectorMessage& message, int64_t begin, int64_t elements);

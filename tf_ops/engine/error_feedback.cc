@@ -69,8 +69,9 @@ void Feedback::Fold(const TopKStep& step, float* units) {
   Accumulate(Arrays(step, units), shard_.elements, units, nullptr);
 }
 
-void Feedback::Return(int64_t element, float value) {
-  next_residual_[static_cast<size_t>(element - shard_.begin)] += value;
+void Feedback::Return(int64_t element, int64_t count, const float* values) {
+  float* residual = next_residual_.data() + (element - shard_.begin);
+  for (int64_t i = 0; i < count; ++i) residual[i] += values[i];
 }
 
 }  // namespace hvd_ext

@@ -45,7 +45,8 @@ class Feedback {
   ErrorFeedback Arrays(const TopKStep& step, const float* units);
   void Fold(const TopKStep& step, float* units);
   // Adds to the residual what a vector does not send; `element` of the bucket lies in the shard.
-  void Return(int64_t element, float value);
+  void Return(int64_t element, float value) { Return(element, 1, &value); }
+  void Return(int64_t element, int64_t count, const float* values);
 
  private:
   const SparseSpec spec_;

@@ -176,6 +176,8 @@ Status SparseRun::RunLocal(const SparseWork& work, const Row& row) {
       if (marked) units[0] = std::numeric_limits<float>::quiet_NaN();
       return Status::Ok();
     }
+    case Opcode::RESELECT:
+      return vector_->Reselect(vector_work, begin, elements, units);
     case Opcode::PACK:
       return vector_->Pack(vector_work, begin, elements, units);
     case Opcode::TAKE:

@@ -31,10 +31,20 @@ class Vectors {
         plan->feedback_begin = row.begin;
         plan->feedback_count = row.count;
         if (row.opcode == Opcode::FOLD) return Status::Ok();
-        selected_ = own_ = {row.begin, row.begin + row.count};
+        selected_ = {row.begin, row.begin + row.count};
+        Make(row);
         return Status::Ok();
       case Opcode::PACK:
-        own_ = {row.begin, row.begin + row.count};
+        Make(row);
+        return Status::Ok();
+      case Opcode::RESELECT:
+        if (!selected_.Holds(row)) {
+          return Invalid(name + ": RESELECT of units " + Units(row) + " must be in the units of a SELECT before it, " +
+                         selected_.Words());
+        }
+        if (!sums_) own_.clear();
+        sums_ = true;
+        own_.push_back({row.begin, row.begin + row.count});
         return Status::Ok();
       case Opcode::SEND_SPARSE:
         return CheckOwn(row, name);
@@ -43,15 +53,16 @@ class Vectors {
       case Opcode::SCATTER_ADD:
         return row.peer == rank_ ? CheckOwn(row, name) : CheckCame(row, name);
       case Opcode::MERGE:
-        if (!selected_.Holds(row) || own_.begin < selected_.begin || own_.end > selected_.end) {
+        if (const Span own = own_.empty() ? Span{} : own_.front();
+            !selected_.Holds(row) || own.begin < selected_.begin || own.end > selected_.end) {
           return Invalid(name + ": MERGE of units " + Units(row) + " must be in the units of a SELECT before it, " +
-                         selected_.Words() + ", and so must the own vector, " + own_.Words());
+                         selected_.Words() + ", and so must the own vector, " + own.Words());
         }
         HVD_EXT_RETURN_IF_ERROR(CheckOwn(row, name));
         return CheckCame(row, name);
       case Opcode::TAKE:
         HVD_EXT_RETURN_IF_ERROR(CheckCame(row, name));
-        own_ = {row.begin, row.begin + row.count};
+        Make(row);
         return Status::Ok();
       default:
         return Status::Ok();
@@ -72,11 +83,16 @@ class Vectors {
     bool readable;
   };
 
+  void Make(const Row& row) {
+    own_ = {{row.begin, row.begin + row.count}};
+    sums_ = false;
+  }
+
   Status CheckOwn(const Row& row, const std::string& name) const {
-    if (own_.Holds(row)) return Status::Ok();
+    if (std::any_of(own_.begin(), own_.end(), [&row](const Span& part) { return part.Holds(row); })) return Status::Ok();
     return Invalid(name + ": " + NameOf(row.opcode) + " of units " + Units(row) +
                    " must be of units of the own vector, which has " +
-                   (own_.begin == own_.end ? "not been made" : own_.Words()) + "; SELECT, PACK or TAKE them first");
+                   (own_.empty() ? "not been made" : own_.back().Words()) + "; SELECT, PACK or TAKE them first");
   }
 
   Status CheckCame(const Row& row, const std::string& name) const {
@@ -108,7 +124,9 @@ class Vectors {
   }
 
   const int rank_;
-  Span own_, selected_;
+  Span selected_;
+  std::vector<Span> own_;  // the parts of the own vector: one, or those of RESELECTs
+  bool sums_ = false;      // RESELECT has made it
   std::map<int, std::map<int64_t, Piece>> came_;  // by peer, then first unit
   bool came_now_ = false;                         // a piece was received in this round
 };

@@ -15,11 +15,12 @@ std::string Units(const Row& row);
 
 // Local rows whose PEER must be this rank.
 inline bool IsOwn(Opcode opcode) {
-  return opcode == Opcode::SELECT || opcode == Opcode::CLEAR || opcode == Opcode::PACK || opcode == Opcode::FOLD;
+  return opcode == Opcode::SELECT || opcode == Opcode::CLEAR || opcode == Opcode::PACK || opcode == Opcode::FOLD ||
+         opcode == Opcode::RESELECT;
 }
 
 // Sets the plan's `sparse` and the units of its feedback. Refuses a local row in a round with messages, a second SELECT
-// or FOLD, and a row that reads a vector before it exists: the own vector comes from SELECT, PACK or TAKE, and a peer's
+// or FOLD, and a row that reads a vector before it exists: the own vector comes from SELECT, PACK, TAKE or RESELECT, and a peer's
 // from a RECV_SPARSE of an earlier round.
 Status CheckSparseRows(int rank, Plan* plan);
 

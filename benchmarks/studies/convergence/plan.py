@@ -28,6 +28,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from benchmarks.studies.convergence.models import DATA_OF
+from hvd_ext import compression
 from hvd_ext.errors import InvalidError
 
 BENCHMARK = "convergence, one run"
@@ -92,8 +93,8 @@ class Setting(BaseModel):
 
     Args:
         algorithm: of `DistributedOptimizer`.
-        topk: keywords of `hvd_ext.TopK`; empty for dense gradients, or signs.
-        signs: send signs (`hvd_ext.Sign`), after the dense steps of a warm-up.
+        topk: keywords of `hvd_ext.TopK`; empty for dense gradients, or another codec.
+        codec: another codec, as on a command line ("sign", "quantized:4"), after the dense steps of a warm-up.
         warmup: the share of all steps that belong to the warm-up, 0 to 1.
         warmup_densities: of these steps, falling; empty for those of `hvd_ext.Warmup`, [1.0] for dense steps.
         until: the share of all steps after which gradients are sent whole (`hvd_ext.TopK(until=...)`); 0 for never.
@@ -104,7 +105,7 @@ class Setting(BaseModel):
 
     algorithm: str = "auto"
     topk: dict[str, Any] = Field(default_factory=dict)
-    signs: bool = False
+    codec: str = ""
     warmup: float = Field(default=0.0, ge=0, le=1)
     warmup_densities: list[float] = Field(default_factory=list)
     until: float = Field(default=0.0, ge=0, lt=1)
@@ -113,12 +114,12 @@ class Setting(BaseModel):
     @model_validator(mode="after")
     def _compressed(self) -> Setting:
         for name, share in (("warmup", self.warmup), ("until", self.until)):
-            if share and not self.topk and not (self.signs and name == "warmup"):
-                raise ValueError(f"a {'setting with signs' if self.signs else 'dense setting'} has no {name}")
+            if share and not self.topk and not (self.codec and name == "warmup"):
+                raise ValueError(f"a {'setting with a codec' if self.codec else 'dense setting'} has no {name}")
             if name in self.topk:
                 raise ValueError(f"say {name} beside topk, as a share of the steps")
-        if self.signs and (self.topk or self.warmup_densities):
-            raise ValueError("signs have neither topk nor warmup_densities")
+        if self.codec and (self.topk or self.warmup_densities or compression.from_text(self.codec) is None):
+            raise ValueError(f"codec {self.codec!r}: must be a codec's text, without topk and warmup_densities")
         if self.until and self.warmup >= self.until:
             raise ValueError("the warmup must end before until")
         return self

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from benchmarks.studies.convergence import data as data_sets
 from benchmarks.studies.convergence.plan import BENCHMARK
+from hvd_ext import compression
 from hvd_ext.bench.results import machine, save, versions
 from hvd_ext.bench.sampling import EVENTS, emit
 from hvd_ext.compression.topk import WARMUP_DENSITIES, TopK
@@ -98,8 +99,9 @@ def optimizer(facts: dict[str, Any], steps: int) -> Any:
     # a step is timed as it is after the warm-up
     warmed = round(how["warmup"] * steps) if facts["seed"] is not None else 0
     keywords = dict(how["topk"])
-    if how.get("signs"):
-        return hvd.DistributedOptimizer(plain, algorithm=how["algorithm"], compression=hvd.Sign(warmed))
+    if how.get("codec"):
+        codec = dataclasses.replace(compression.from_text(how["codec"]), dense_steps=warmed)
+        return hvd.DistributedOptimizer(plain, algorithm=how["algorithm"], compression=codec)
     if not keywords:
         return hvd.DistributedOptimizer(plain, algorithm=how["algorithm"])
     if warmed:

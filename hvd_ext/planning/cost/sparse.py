@@ -16,6 +16,7 @@ from hvd_ext.planning.ir import (
     MERGE,
     OPCODE,
     PACK,
+    RESELECT,
     SCATTER_ADD,
     SELECT,
     SEND_SPARSE,
@@ -30,7 +31,7 @@ ENTRY_NBYTES = 4.0
 SELECT_S_PER_ELEMENT = 0.3e-9
 # The time to add an entry to a buffer, which touches a cache line of its own; assumed, not measured.
 ADD_S_PER_ENTRY = 3e-9
-_PASSES = (SELECT, FOLD, PACK, CLEAR)
+_PASSES = (SELECT, RESELECT, FOLD, PACK, CLEAR)
 _ENTRIES = (SCATTER_ADD, MERGE, TAKE)
 
 
@@ -43,14 +44,14 @@ class Sparsity:
         entry_nbytes: the mean number of bytes of a value and its index, as sent.
         select_s_per_element: the time of a pass over memory, such as a selection, in seconds per element.
         add_s_per_entry: the time to add an entry to a buffer, in seconds.
-        merges: whether vectors can be packed and merged; if not, plans with such rows do not apply.
+        rows: the opcodes beyond those of a plan that adds whole vectors which the codec has; other plans do not apply.
     """
 
     density: float
     entry_nbytes: float = ENTRY_NBYTES
     select_s_per_element: float = SELECT_S_PER_ELEMENT
     add_s_per_entry: float = ADD_S_PER_ENTRY
-    merges: bool = True
+    rows: frozenset[str] = frozenset({"PACK", "TAKE", "MERGE"})
 
     def __post_init__(self) -> None:
         if not 0 < self.density <= 1:

@@ -11,7 +11,7 @@ from hvd_ext.engine import libraries
 from hvd_ext.errors import InvalidError, PlanError
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.planning.layout import layout
-from hvd_ext.planning.sparse_planner import merges, sparse_plan
+from hvd_ext.planning.sparse_planner import needs, sparse_plan
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.topology import presets
 from hvd_ext.topology.tree import Link
@@ -70,12 +70,12 @@ def test_the_layout_has_the_signs_and_no_plan_that_merges() -> None:
     selection = by_tensor[0].selection
     assert selection is not None
     assert (selection.codec, selection.density) == ("sign", 1 / 32)
-    assert not merges(by_tensor[0].plan)
+    assert not needs(by_tensor[0].plan)
 
 
 def test_a_plan_that_merges_does_not_apply() -> None:
     tree = presets.cluster((2, 2), Link(5e-6, 1 / 5e9), Link(50e-6, 8 / 1e8))
     with pytest.raises(PlanError, match="gtopk.*its plans merge or pack vectors, which the codec cannot"):
-        sparse_plan(tree, "gtopk", merges=False)
+        sparse_plan(tree, "gtopk", rows=frozenset())
     for density in (1e-4, 0.03):
-        assert not merges(sparse_plan(tree, "hitopk", 1 << 24, density, merges=False).plan)
+        assert not needs(sparse_plan(tree, "hitopk", 1 << 24, density, rows=frozenset()).plan)
