@@ -49,11 +49,15 @@ def assert_weights(ours: keras.Model, wanted: list[np.ndarray]) -> None:
     assert_close(values(ours.weights), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_warm_up_rises_step_by_step_and_the_momentum_follows() -> None:
+def test_a_warm_up_rises_step_by_step_the_momentum_follows_and_its_end_is_told_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     size = hvd.size()
     ours, spy = compiled(keras.optimizers.SGD(0.2, momentum=0.9), traced=True), Spy()
-    warm_up = hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=2)
+    warm_up = hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=2, verbose=1)
     history = fit(ours, warm_up, spy)
+    told = "\nepoch 2: the warm-up has ended; the learning rate is 0.2\n"
+    assert capsys.readouterr().out == (told if hvd.rank() == 0 else "")
     done = [min(1.0, step / (2 * STEPS)) for step in range(1, 3 * STEPS + 1)]
     expected = [0.2 / size * (1 + part * 2 * (size - 1) / 2) for part in done]
     assert spy.rates == pytest.approx(expected, rel=1e-6)
@@ -157,13 +161,6 @@ def test_an_unknown_number_of_steps_is_refused_where_it_is_needed() -> None:
     for arguments in ((None, 0.5), ("0.1", 0.5), (0.1, "half")):
         with pytest.raises(InvalidError, match=r"initial_lr|multiplier"):
             hvd.callbacks.LearningRateScheduleCallback(*arguments)
-
-
-def test_the_end_of_a_warm_up_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    warm_up = hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=1, verbose=1)
-    fit(compiled(keras.optimizers.SGD(0.1)), warm_up, epochs=2)
-    told = capsys.readouterr().out
-    assert told == ("\nepoch 1: the warm-up has ended; the learning rate is 0.1\n" if hvd.rank() == 0 else "")
 
 
 def test_a_rate_is_scaled_for_the_ranks() -> None:

@@ -186,13 +186,6 @@ def test_metrics_are_exactly_those_of_the_data_of_all_ranks() -> None:
             assert all(np.array_equal(got[name], wanted[name]) for name in wanted)
 
 
-def test_a_vector_is_averaged_by_element_without_exact() -> None:
-    ours, before, after = compiled(0.0, [keras.metrics.F1Score(name="f1")]), Spy(), Spy()
-    fit(ours, before, hvd.callbacks.MetricAverageCallback(), after, epochs=1)
-    every = hvd.allgather_object(before.epochs[0]["f1"])
-    np.testing.assert_allclose(after.epochs[0]["f1"], np.mean(every, axis=0))
-
-
 class Adds(keras.callbacks.Callback):
     """Writes this rank's numbers into the logs."""
 

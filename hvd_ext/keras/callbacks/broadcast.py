@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from hvd_ext.errors import InvalidError
@@ -47,7 +46,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         self._local: dict[Any, Any] = {}
         self._sent: set[int] = set()
         self._done = False
-        for variable in _listed(local_variables):
+        for variable in [local_variables] if hasattr(local_variables, "assign") else local_variables or ():
             self.register_local_var(variable)
 
     def register_local_var(self, variable: Any) -> None:
@@ -172,9 +171,3 @@ def check_steps(ranks: list[int | None]) -> None:
                 f"has {steps}, rank {known[0][0]} has {known[0][1]}; hvd_ext.shard(data, batch_size) divides data "
                 "evenly, and steps_per_epoch cuts uneven data"
             )
-
-
-def _listed(variables: Any) -> Iterable[Any]:
-    if variables is None:
-        return []
-    return [variables] if hasattr(variables, "assign") else list(variables)

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -406,10 +407,9 @@ class Checkpoint(base.Callback):
 
     def _fit_of(self, frame: FrameType | None) -> dict[str, Any]:
         """Give the local variables of the `fit` of our model that has called a frame; empty where there is none."""
-        while frame is not None:
-            if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is self.model:
-                return frame.f_locals
-            frame = frame.f_back
+        for caller, _ in () if frame is None else traceback.walk_stack(frame):
+            if caller.f_code.co_name == "fit" and caller.f_locals.get("self") is self.model:
+                return caller.f_locals
         return {}
 
     def _begin_epoch(self, epoch: int, skipped: int, iterator: Any) -> None:

@@ -82,7 +82,10 @@ class Skipping:
         _build_metrics(self._model, batch)
         self.end()
         self._then()
-        return _metrics(self._model)
+        try:
+            return dict(self._model.get_metrics_result())
+        except ValueError:  # not built
+            return {}
 
 
 def _build_metrics(model: keras.Model, batch: Any) -> None:
@@ -93,10 +96,3 @@ def _build_metrics(model: keras.Model, batch: Any) -> None:
         model._symbolic_build(data_batch=batch)
     except Exception as error:  # a training step of the user's own may need more than Keras knows
         logger.info("Checkpoint: the metrics of this epoch are not restored: %s: %s", type(error).__name__, error)
-
-
-def _metrics(model: keras.Model) -> dict[str, Any]:
-    try:
-        return dict(model.get_metrics_result())
-    except ValueError:  # not built
-        return {}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-import types
+import traceback
 import weakref
 from typing import Any
 
@@ -294,13 +294,11 @@ def _applies_at_once(optimizer: Any) -> bool:
 
     The method may be that of a loss-scale optimizer around this one: `compile` makes it, and leaves no mark.
     """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
         if frame.f_code.co_name in ("minimize", "get_updates") and frame.f_globals["__name__"].startswith("tf_keras."):
             caller = frame.f_locals.get("self")
             if caller is optimizer or _inner(caller) is optimizer:
                 return True
-        frame = frame.f_back
     return False
 
 
@@ -333,12 +331,9 @@ def _check(optimizer: Any) -> None:
         )
     if not _is_legacy(optimizer):
         return
-    if getattr(_inner(optimizer) or optimizer, "gradient_aggregator", None) not in (None, _default_aggregator()):
+    default = sys.modules["tf_keras"].optimizers.legacy.SGD().gradient_aggregator
+    if getattr(inner or optimizer, "gradient_aggregator", None) not in (None, default):
         raise InvalidError(
             f"optimizer {_name(optimizer)!r}: its gradient_aggregator would replace the reduction over the ranks; "
             "leave it out"
         )
-
-
-def _default_aggregator() -> Any:
-    return sys.modules["tf_keras"].optimizers.legacy.SGD().gradient_aggregator
