@@ -112,7 +112,8 @@ def test_metrics_of_training_and_validation_are_averaged_over_the_ranks() -> Non
     every = hvd.allgather_object(before.epochs)
     for epoch in range(2):
         for name, value in after.epochs[epoch].items():
-            np.testing.assert_allclose(value, sum(logs[epoch][name] for logs in every) / hvd.size(), rtol=1e-9)
+            mean = np.mean([logs[epoch][name] for logs in every], axis=0, dtype=np.float64)
+            np.testing.assert_allclose(value, mean, rtol=1e-9)
             assert np.array_equal(history.history[name][epoch], value)
     assert hvd.allgather_object(repr(after.epochs)) == [repr(after.epochs)] * hvd.size()
     if hvd.size() > 1:
