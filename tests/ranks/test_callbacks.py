@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 import pytest
@@ -14,10 +12,13 @@ from tests.ranks.compare import assert_equal
 from tests.ranks.training import (
     FEATURES,
     TARGETS,
+    Spy,
     assert_same_bits_on_all_ranks,
     assert_trained_alike,
+    compiled,
     data,
     fill,
+    fit,
     joined,
     model,
     values,
@@ -26,35 +27,6 @@ from tests.ranks.training import (
 pytestmark = pytest.mark.ranks(1, 2)
 
 ROWS, BATCH = 8, 4
-
-
-class Spy(keras.callbacks.Callback):
-    """Keeps what a callback behind ours sees."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.epochs: list[dict[str, Any]] = []
-        self.weights: list[np.ndarray] = []
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self.weights = self.weights or values(self.model.weights)
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.epochs.append(dict(logs or {}))
-
-
-def compiled(
-    ours: keras.Model | None = None, optimizer: keras.optimizers.Optimizer | None = None, **options: Any
-) -> keras.Model:
-    """Compile a model that trains eagerly: the callbacks see no difference, and a traced step takes long to make."""
-    ours = model() if ours is None else ours
-    ours.compile(hvd.DistributedOptimizer(optimizer or keras.optimizers.SGD(0.125)), "mse", run_eagerly=True, **options)
-    return ours
-
-
-def fit(ours: keras.Model, *callbacks: keras.callbacks.Callback, epochs: int = 1, **more: Any) -> Any:
-    x, y = data(hvd.rank(), ROWS)
-    return ours.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks), **more)
 
 
 def test_the_roots_weights_and_optimizer_state_reach_all_before_the_first_step() -> None:
@@ -85,7 +57,7 @@ def test_an_optimizer_that_only_the_root_has_built_is_built_and_filled_elsewhere
     if hvd.rank() == 0:
         optimizer.build(ours.trainable_variables)
         fill([variable for variable in optimizer.variables if "velocity" not in variable.path][2:])
-    fit(compiled(ours, optimizer), hvd.BroadcastGlobalVariablesCallback(0))
+    fit(compiled(optimizer, ours), hvd.BroadcastGlobalVariablesCallback(0))
     assert_same_bits_on_all_ranks([*ours.weights, *optimizer.variables])
 
 
@@ -104,7 +76,7 @@ def test_a_model_that_its_first_batch_builds_is_equal_after_that_batch(builds: s
 
 def test_seed_generators_keep_their_own_state_so_that_dropout_differs() -> None:
     layers = [keras.layers.Dropout(0.5, seed=hvd.rank()), keras.layers.Dense(TARGETS)]
-    ours = compiled(keras.Sequential([keras.layers.Input((FEATURES,)), *layers]))
+    ours = compiled(made=keras.Sequential([keras.layers.Input((FEATURES,)), *layers]))
     fit(ours, hvd.BroadcastGlobalVariablesCallback())
     (state,) = (variable for variable in ours.variables if "seed_generator" in variable.path)
     states = hvd.allgather_object(state.numpy().tolist())
@@ -132,16 +104,18 @@ def test_a_root_that_is_no_rank_is_refused(root: object) -> None:
 
 
 def test_metrics_of_training_and_validation_are_averaged_over_the_ranks() -> None:
-    ours, before, after = compiled(metrics=["mae"]), Spy(), Spy()
+    vector = keras.metrics.F1Score(name="f1")
+    ours, before, after = compiled(metrics=["mae", vector]), Spy(), Spy()
     validation = data(hvd.rank() + 50, ROWS)
     history = fit(ours, before, hvd.MetricAverageCallback(), after, epochs=2, validation_data=validation)
-    assert set(after.epochs[0]) == {"loss", "mae", "val_loss", "val_mae"}
+    assert set(after.epochs[0]) == {"loss", "mae", "f1", "val_loss", "val_mae", "val_f1"}
     every = hvd.allgather_object(before.epochs)
     for epoch in range(2):
         for name, value in after.epochs[epoch].items():
-            assert value == pytest.approx(sum(logs[epoch][name] for logs in every) / hvd.size(), rel=1e-9)
-            assert history.history[name][epoch] == value
-    assert hvd.allgather_object(after.epochs) == [after.epochs] * hvd.size()
+            mean = np.mean([logs[epoch][name] for logs in every], axis=0, dtype=np.float64)
+            np.testing.assert_allclose(value, mean, rtol=1e-9)
+            assert np.array_equal(history.history[name][epoch], value)
+    assert hvd.allgather_object(repr(after.epochs)) == [repr(after.epochs)] * hvd.size()
     if hvd.size() > 1:
         assert after.epochs[0]["val_loss"] != before.epochs[0]["val_loss"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -11,8 +12,10 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, MismatchError
+from hvd_ext.keras.callbacks.learning_rate import Velocities
+from tests.ranks import training
 from tests.ranks.compare import assert_close, assert_equal
-from tests.ranks.training import assert_same_bits_on_all_ranks, data, joined, model, values
+from tests.ranks.training import Spy, assert_same_bits_on_all_ranks, compiled, data, joined, model, values
 
 pytestmark = pytest.mark.ranks(2)
 
@@ -20,26 +23,7 @@ ROWS, BATCH = 8, 4
 STEPS = ROWS // BATCH
 
 
-class Rates(keras.callbacks.Callback):
-    """Notes the rate that each step used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rates: list[float] = []
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self.rates.append(float(self.model.optimizer.learning_rate))
-
-
-def fit(ours: keras.Model, *callbacks: keras.callbacks.Callback, epochs: int = 3, **more: Any) -> Any:
-    x, y = data(hvd.rank(), ROWS)
-    return ours.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks), **more)
-
-
-def compiled(optimizer: keras.optimizers.Optimizer, *, traced: bool = False, **options: Any) -> keras.Model:
-    ours = model()
-    ours.compile(hvd.DistributedOptimizer(optimizer, **options), "mse", run_eagerly=not traced)
-    return ours
+fit = functools.partial(training.fit, epochs=3)
 
 
 def reference(rates: list[float], momentum: float) -> list[np.ndarray]:
@@ -65,11 +49,15 @@ def assert_weights(ours: keras.Model, wanted: list[np.ndarray]) -> None:
     assert_close(values(ours.weights), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_warm_up_rises_step_by_step_and_the_momentum_follows() -> None:
+def test_a_warm_up_rises_step_by_step_the_momentum_follows_and_its_end_is_told_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     size = hvd.size()
-    ours, spy = compiled(keras.optimizers.SGD(0.2, momentum=0.9), traced=True), Rates()
-    warm_up = hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=2)
+    ours, spy = compiled(keras.optimizers.SGD(0.2, momentum=0.9), traced=True), Spy()
+    warm_up = hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=2, verbose=1)
     history = fit(ours, warm_up, spy)
+    told = "\nepoch 2: the warm-up has ended; the learning rate is 0.2\n"
+    assert capsys.readouterr().out == (told if hvd.rank() == 0 else "")
     done = [min(1.0, step / (2 * STEPS)) for step in range(1, 3 * STEPS + 1)]
     expected = [0.2 / size * (1 + part * 2 * (size - 1) / 2) for part in done]
     assert spy.rates == pytest.approx(expected, rel=1e-6)
@@ -81,7 +69,7 @@ def test_a_warm_up_rises_step_by_step_and_the_momentum_follows() -> None:
 
 def test_a_momentum_that_topk_has_taken_over_follows_too() -> None:
     topk = hvd.TopK(1.0, min_elements=1, wire="fp32", momentum_correction=True)
-    ours, spy = compiled(keras.optimizers.SGD(0.2, momentum=0.9), compression=topk), Rates()
+    ours, spy = compiled(keras.optimizers.SGD(0.2, momentum=0.9), compression=topk), Spy()
     fit(ours, hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=2), spy)
     assert len(set(spy.rates)) > 1 or hvd.size() == 1
     assert_weights(ours, reference(spy.rates, 0.9))
@@ -90,7 +78,7 @@ def test_a_momentum_that_topk_has_taken_over_follows_too() -> None:
 def test_rates_go_down_in_steps_or_smoothly_and_momentum_may_be_left_as_it_is() -> None:
     weights = []
     for correction in (True, False):
-        ours, spy = compiled(keras.optimizers.SGD(0.5, momentum=0.5)), Rates()
+        ours, spy = compiled(keras.optimizers.SGD(0.5, momentum=0.5)), Spy()
         stairs = hvd.callbacks.LearningRateScheduleCallback(
             0.4, 0.5, start_epoch=1, end_epoch=3, momentum_correction=correction
         )
@@ -107,35 +95,34 @@ def test_rates_go_down_in_steps_or_smoothly_and_momentum_may_be_left_as_it_is() 
 
 def test_the_rate_and_the_momentum_are_those_of_an_optimizer_inside_a_loss_scale_optimizer() -> None:
     inner = keras.optimizers.SGD(0.2, momentum=0.9)
-    ours, spy = compiled(keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0)), Rates()
+    ours, spy = compiled(keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0)), Spy()
     fit(ours, *hvd.callbacks.synchronized([hvd.callbacks.LearningRateScheduleCallback(0.2, 0.5), spy]))
     assert spy.rates == pytest.approx([0.2, 0.2, 0.1, 0.1, 0.05, 0.05])
     assert_weights(ours, reference(spy.rates, 0.9))
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "slots"),
+    ("optimizer", "slots", "follow"),
     [
-        (lambda: keras.optimizers.SGD(0.1, momentum=0.5, nesterov=True), "momentums"),
-        (lambda: keras.optimizers.RMSprop(0.1, momentum=0.5), "_momentums"),
+        (keras.optimizers.SGD(0.1, momentum=0.5, nesterov=True), "momentums", True),
+        (keras.optimizers.RMSprop(0.1, momentum=0.5), "_momentums", True),
+        (hvd.optimizers.LARS(0.5), "momentums", True),
+        (hvd.optimizers.LARS(0.5, rate_in_momentum=False), "momentums", False),
     ],
 )
-def test_velocities_are_scaled_in_place(optimizer: Any, slots: str) -> None:
-    ours = hvd.DistributedOptimizer(optimizer())
+def test_velocities_follow_a_rate_that_they_contain_in_place(optimizer: Any, slots: str, follow: bool) -> None:
+    ours = hvd.DistributedOptimizer(optimizer)
     ours.build(model().trainable_variables)
-    before = [np.full(slot.shape, 3.0 + index) for index, slot in enumerate(getattr(ours, slots))]
-    for slot, value in zip(getattr(ours, slots), before, strict=True):
-        slot.assign(value)
-    others = [value for value in ours.variables if not any(value is slot for slot in getattr(ours, slots))]
-    kept = values(others)
-    from hvd_ext.keras.callbacks.velocities import Velocities
-
+    scaled = getattr(ours, slots)
+    for index, slot in enumerate(scaled):
+        slot.assign(np.full(slot.shape, 3.0 + index))
+    others = [value for value in ours.variables if not any(value is slot for slot in scaled)]
+    before, kept = values(scaled), values(others)
     velocities = Velocities(ours)
     for ratio in (0.5, 4.0):
         velocities.scale(ratio)
-    for slot, value in zip(values(getattr(ours, slots)), before, strict=True):
-        np.testing.assert_array_equal(slot, 2 * value)
-    assert_equal(values(others), kept)
+    assert_equal(scaled, [value * (2 if follow else 1) for value in before])
+    assert_equal(others, kept)
 
 
 class Strange(keras.optimizers.Adam):
@@ -174,13 +161,6 @@ def test_an_unknown_number_of_steps_is_refused_where_it_is_needed() -> None:
     for arguments in ((None, 0.5), ("0.1", 0.5), (0.1, "half")):
         with pytest.raises(InvalidError, match=r"initial_lr|multiplier"):
             hvd.callbacks.LearningRateScheduleCallback(*arguments)
-
-
-def test_the_end_of_a_warm_up_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    warm_up = hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=1, verbose=1)
-    fit(compiled(keras.optimizers.SGD(0.1)), warm_up, epochs=2)
-    told = capsys.readouterr().out
-    assert told == ("\nepoch 1: the warm-up has ended; the learning rate is 0.1\n" if hvd.rank() == 0 else "")
 
 
 def test_a_rate_is_scaled_for_the_ranks() -> None:

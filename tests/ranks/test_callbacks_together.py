@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, MismatchError
+from tests.ranks import training
 from tests.ranks.compare import assert_equal
-from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, model, values
+from tests.ranks.training import FEATURES, TARGETS, Spy, assert_same_bits_on_all_ranks, data, fill, values
 
 pytestmark = pytest.mark.ranks(2)
 
@@ -20,36 +22,11 @@ ROWS, BATCH = 8, 2
 STEPS = ROWS // BATCH
 
 
-class Spy(keras.callbacks.Callback):
-    """Notes the logs of epochs, the steps begun, and lets one rank want to stop in a step."""
-
-    def __init__(self, stop_in: int | None = None) -> None:
-        super().__init__()
-        self.epochs: list[dict[str, float]] = []
-        self.steps = 0
-        self._stop_in = stop_in
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self.steps += 1
-        if self.steps == self._stop_in:
-            self.model.stop_training = True
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.epochs.append(dict(logs or {}))
+fit = functools.partial(training.fit, batch=BATCH, epochs=4)
 
 
-def compiled(rate: float = 0.05, metrics: Any = ("mae",), *, traced: bool = False) -> keras.Model:
-    """A model that trains eagerly, since the callbacks see no difference and a traced step takes long to make."""
-    ours = model()
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(rate))
-    ours.compile(optimizer, "mse", metrics=list(metrics), run_eagerly=not traced)
-    return ours
-
-
-def fit(ours: keras.Model, callbacks: list[Any], epochs: int = 4, rows: int = ROWS, **more: Any) -> Any:
-    x, y = data(hvd.rank(), rows)
-    more = {"batch_size": BATCH, "verbose": 0, **more}
-    return ours.fit(x, y, epochs=epochs, shuffle=False, callbacks=callbacks, **more)
+def compiled(rate: float = 0.05, metrics: Any = ("mae",), **more: Any) -> keras.Model:
+    return training.compiled(keras.optimizers.SGD(rate), metrics=metrics, **more)
 
 
 def test_a_rank_that_sees_no_number_stops_all_after_the_same_step() -> None:
@@ -59,14 +36,14 @@ def test_a_rank_that_sees_no_number_stops_all_after_the_same_step() -> None:
         y[2 * BATCH :] = np.nan  # in the third of four steps
     callbacks = hvd.callbacks.synchronized([keras.callbacks.TerminateOnNaN(), spy])
     history = ours.fit(x, y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
-    assert (spy.steps, len(history.epoch)) == (3, 1)
+    assert (len(spy.rates), len(history.epoch)) == (3, 1)
 
 
 @pytest.mark.parametrize(("every", "steps"), [("auto", 2), (3, 3), (None, STEPS)])
 def test_one_rank_that_wants_to_stop_within_an_epoch_stops_all(every: Any, steps: int) -> None:
     ours, spy = compiled(), Spy(stop_in=2 if hvd.rank() == hvd.size() - 1 else None)
-    fit(ours, hvd.callbacks.synchronized(spy, stop_every=every))
-    assert spy.steps == steps
+    fit(ours, *hvd.callbacks.synchronized(spy, stop_every=every))
+    assert len(spy.rates) == steps
     assert_same_bits_on_all_ranks(ours.weights)
 
 
@@ -75,7 +52,7 @@ def test_deciders_decide_alike_where_only_one_rank_validates() -> None:
     validation = {"validation_data": data(90, ROWS)} if hvd.rank() == 0 else {}
     stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True, verbose=1)
     slower = keras.callbacks.ReduceLROnPlateau("val_mae", factor=0.5, patience=1, min_delta=10.0)
-    history = fit(ours, hvd.callbacks.synchronized([stop, slower, spy]), epochs=8, **validation)
+    history = fit(ours, *hvd.callbacks.synchronized([stop, slower, spy]), epochs=8, **validation)
     assert set(history.history) == {"loss", "mae", "val_loss", "val_mae", "learning_rate"}
     assert hvd.allgather_object(history.history) == [history.history] * hvd.size()
     assert history.history["learning_rate"][-1] < 0.5
@@ -101,7 +78,7 @@ def test_a_metric_that_does_not_add_up_is_averaged_and_named(caplog: pytest.LogC
     ours = compiled(0.0, [Largest()])
     before, after = Spy(), Spy()
     average = hvd.callbacks.MetricAverageCallback(exact=True)
-    fit(ours, [before, *hvd.callbacks.synchronized([average, after])], epochs=1)
+    fit(ours, before, *hvd.callbacks.synchronized([average, after]), epochs=1)
     every = hvd.allgather_object(before.epochs[0])
     assert after.epochs[0]["largest"] == pytest.approx(sum(logs["largest"] for logs in every) / hvd.size())
     assert after.epochs[0]["loss"] == pytest.approx(sum(logs["loss"] for logs in every) / hvd.size(), rel=1e-5)
@@ -209,13 +186,6 @@ def test_metrics_are_exactly_those_of_the_data_of_all_ranks() -> None:
             assert all(np.array_equal(got[name], wanted[name]) for name in wanted)
 
 
-def test_a_vector_is_averaged_by_element_without_exact() -> None:
-    ours, before, after = compiled(0.0, [keras.metrics.F1Score(name="f1")]), Spy(), Spy()
-    fit(ours, [before, hvd.callbacks.MetricAverageCallback(), after], epochs=1)
-    every = hvd.allgather_object(before.epochs[0]["f1"])
-    np.testing.assert_allclose(after.epochs[0]["f1"], np.mean(every, axis=0))
-
-
 class Adds(keras.callbacks.Callback):
     """Writes this rank's numbers into the logs."""
 
@@ -234,7 +204,7 @@ def test_logs_that_callbacks_add_are_averaged_before_others_decide_by_them(caplo
     more = [keras.callbacks.EarlyStopping("loss")] if hvd.rank() == 0 and hvd.size() > 1 else []
     for callbacks in ([Adds(), *deciders], [Adds(), *deciders, *more]):
         fill(ours.weights)
-        history = fit(ours, hvd.callbacks.synchronized(callbacks), epochs=2).history
+        history = fit(ours, *hvd.callbacks.synchronized(callbacks), epochs=2).history
         shared = {name: values for name, values in history.items() if name != "alone"}
         assert hvd.allgather_object(shared) == [shared] * hvd.size()
         assert history["mine"] == [0.0, (hvd.size() - 1) / 2]
@@ -264,11 +234,11 @@ def with_statistics() -> keras.Model:
 def test_statistics_are_averaged_before_validation_and_saving_and_only_those_that_differ(tmp_path: Path) -> None:
     apart, together = with_statistics(), with_statistics()
     x, y = data(hvd.rank(), ROWS)
-    fit(apart, hvd.callbacks.synchronized(), epochs=1)
+    fit(apart, *hvd.callbacks.synchronized(), epochs=1)
     best = hvd.callbacks.BestModelCheckpoint("val_loss", filepath=tmp_path / "best.keras")
     callbacks = hvd.callbacks.synchronized([best, hvd.callbacks.AverageStatistics()])
     validation = {"validation_data": (x, y)} if hvd.rank() == 0 else {}
-    history = fit(together, callbacks, epochs=1, **validation).history
+    history = fit(together, *callbacks, epochs=1, **validation).history
     before, after = (values(model.layers[0].non_trainable_weights) for model in (apart, together))
     ranks = hvd.allgather_object(before)
     assert hvd.size() == 1 or not np.array_equal(ranks[0][0], ranks[1][0])
@@ -282,7 +252,7 @@ def test_statistics_are_averaged_before_validation_and_saving_and_only_those_tha
         saved = keras.models.load_model(tmp_path / "best.keras")
         assert_equal(values(saved.layers[0].weights), values(together.layers[0].weights))
     with pytest.raises(InvalidError, match="AverageStatistics: must stand in front of BestModelCheckpoint"):
-        fit(together, [best, hvd.callbacks.AverageStatistics()], epochs=1)
+        fit(together, best, hvd.callbacks.AverageStatistics(), epochs=1)
 
 
 def test_files_are_written_on_rank_0_only_and_training_goes_on_where_it_was_left(tmp_path: Path) -> None:
@@ -296,16 +266,16 @@ def test_files_are_written_on_rank_0_only_and_training_goes_on_where_it_was_left
 
     first = compiled()
     fill(first.weights, salt=hvd.rank())
-    fit(first, hvd.callbacks.synchronized(callbacks()), epochs=2)
+    fit(first, *hvd.callbacks.synchronized(callbacks()), epochs=2)
     written = sorted(path.name for path in tmp_path.iterdir())
     assert written == (["1.keras", "2.keras", "backup", "log.csv"] if hvd.rank() == 0 else [])
     second, spy = compiled(), Spy()
     fill(second.weights, salt=50 + hvd.rank())
     second.optimizer.learning_rate = 0.5
-    fit(second, hvd.callbacks.synchronized([*callbacks(), spy]), epochs=3)
+    fit(second, *hvd.callbacks.synchronized([*callbacks(), spy]), epochs=3)
     assert len(spy.epochs) == 1
     straight = compiled()
-    fit(straight, hvd.callbacks.synchronized([]), epochs=3)
+    fit(straight, *hvd.callbacks.synchronized([]), epochs=3)
     assert_same_bits_on_all_ranks(second.weights)
     assert_equal(second.weights, straight.weights)
     if hvd.size() > 1:
@@ -334,11 +304,11 @@ def test_the_list_has_each_of_ours_once_and_callbacks_of_the_users_own_where_the
 def test_there_is_one_bar(capsys: pytest.CaptureFixture[str]) -> None:
     ours = compiled()
     capsys.readouterr()
-    fit(ours, [hvd.callbacks.BroadcastGlobalVariablesCallback()], epochs=2, verbose="auto")
+    fit(ours, hvd.callbacks.BroadcastGlobalVariablesCallback(), epochs=2, verbose="auto")
     printed = capsys.readouterr().out
     assert ("Epoch 2/2" in printed) == (hvd.rank() == 0)
     assert printed == "" or hvd.rank() == 0
-    fit(ours, [hvd.callbacks.BroadcastGlobalVariablesCallback()], epochs=2, verbose=2)
+    fit(ours, hvd.callbacks.BroadcastGlobalVariablesCallback(), epochs=2, verbose=2)
     assert "Epoch 2/2" in capsys.readouterr().out
     levels = [hvd.callbacks.verbose(), hvd.callbacks.verbose(2)]
     assert levels == (["auto", 2] if hvd.rank() == 0 else [0, 0])
@@ -347,14 +317,14 @@ def test_there_is_one_bar(capsys: pytest.CaptureFixture[str]) -> None:
 def test_unequal_steps_and_epochs_are_refused_before_they_hang() -> None:
     ours = compiled()
     if hvd.size() == 1:
-        fit(ours, hvd.callbacks.synchronized([]), epochs=1)
+        fit(ours, *hvd.callbacks.synchronized([]), epochs=1)
         return
     odd = hvd.rank() == hvd.size() - 1
     for callbacks in (hvd.callbacks.synchronized([]), [hvd.callbacks.BroadcastGlobalVariablesCallback()]):
         with pytest.raises(InvalidError, match=f"rank {hvd.size() - 1} has 5, rank 0 has 4; hvd_ext.shard"):
-            fit(ours, callbacks, rows=10 if odd else 8)
+            fit(ours, *callbacks, rows=10 if odd else 8)
     with pytest.raises(InvalidError, match=f"epochs must be the same .* rank {hvd.size() - 1} has 3, rank 0 has 2"):
-        fit(ours, hvd.callbacks.synchronized([]), epochs=3 if odd else 2)
+        fit(ours, *hvd.callbacks.synchronized([]), epochs=3 if odd else 2)
     with pytest.raises(InvalidError, match="every"):
         hvd.callbacks.StopTogether(0)
 
@@ -376,5 +346,5 @@ def test_ranks_that_agree_after_different_steps_are_told_so() -> None:
 
 def test_tensorboard_writes_on_rank_0_only(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="not installed")
-    fit(compiled(), hvd.callbacks.synchronized([keras.callbacks.TensorBoard(tmp_path / "board")]), epochs=1)
+    fit(compiled(), *hvd.callbacks.synchronized([keras.callbacks.TensorBoard(tmp_path / "board")]), epochs=1)
     assert bool(list(tmp_path.rglob("events.*"))) == (hvd.rank() == 0)

@@ -23,8 +23,18 @@ from hvd_ext.errors import CheckpointError, InvalidError, MismatchError
 from hvd_ext.keras.checkpoint import callback as module, model_state
 from hvd_ext.keras.checkpoint.callback import Checkpoint, newest
 from hvd_ext.state import arrays, folder, manifest
+from tests.ranks import training
 from tests.ranks.compare import assert_close, assert_equal
-from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, everything, fill, values
+from tests.ranks.training import (
+    FEATURES,
+    TARGETS,
+    assert_same_bits_on_all_ranks,
+    compiled,
+    data,
+    everything,
+    fill,
+    values,
+)
 
 pytestmark = pytest.mark.ranks(2)
 
@@ -48,6 +58,24 @@ class Crash(keras.callbacks.Callback):
             raise CrashError(random.random(), np.random.random())
 
 
+class Stop(keras.callbacks.Callback):
+    """Sends the last rank a signal in a batch of an epoch, or ends the program there."""
+
+    def __init__(self, epoch: int, batch: int, *, crash: bool = False) -> None:
+        super().__init__()
+        self.at, self.crash, self._epoch = (epoch, batch), crash, 0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if (self._epoch, batch) == self.at:
+            if self.crash:
+                raise CrashError
+            if hvd.rank() == hvd.size() - 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
 class Draw(keras.callbacks.Callback):
     """Draws random numbers when the first epoch begins."""
 
@@ -68,15 +96,11 @@ def own_model(seed: int = 0) -> keras.Model:
         ]
     )
     fill(made.trainable_weights)
-    optimizer = keras.optimizers.Adam(0.02, gradient_accumulation_steps=2)
-    made.compile(hvd.DistributedOptimizer(optimizer), "mse", metrics=["mae"], run_eagerly=True)
-    return made
+    return compiled(keras.optimizers.Adam(0.02, gradient_accumulation_steps=2), made, metrics=["mae"])
 
 
 def fit(model: keras.Model, *callbacks: keras.callbacks.Callback, epochs: int = 2) -> dict[str, list[float]]:
-    x, y = data(hvd.rank(), BATCH * STEPS)
-    history = model.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks))
-    return history.history
+    return training.fit(model, *callbacks, rows=BATCH * STEPS, batch=BATCH, epochs=epochs).history
 
 
 def batches(model: keras.Model) -> int:
@@ -252,21 +276,12 @@ def test_looking_at_random_generators_makes_none_and_draws_nothing(monkeypatch: 
 
 def test_a_signal_to_one_rank_stops_all_after_the_same_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ASK_S", 0.0)
-
-    class Signalled(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-            if (self.epoch, batch, hvd.rank()) == (1, 1, hvd.size() - 1):
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-            self.epoch = epoch
-
     before = signal.getsignal(signal.SIGTERM)
     # every rank has a directory of its own
     stopping = Checkpoint(tmp_path / "job", keep=1)
     model = own_model()
     # its wish to stop is not held back until the epoch ends: it comes last, wherever it is handed over
-    listed = hvd.callbacks.synchronized([stopping, Signalled()])
+    listed = hvd.callbacks.synchronized([stopping, Stop(1, 1)])
     assert listed[-1] is stopping
     fit(model, *listed, epochs=5)
     assert (stopping.stopped_by, stopping.exit_status) == ("SIGTERM", 143)
@@ -280,7 +295,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_batch(tmp_path: Path, mon
     leaving = Checkpoint(tmp_path / "job", on_signal="exit", every=None)
     again = own_model(seed=9)
     with pytest.raises(SystemExit) as ended:
-        fit(again, leaving, Signalled(), epochs=5)
+        fit(again, leaving, Stop(1, 1), epochs=5)
     # it goes on after two batches of the second epoch, and the signal comes while they are left out
     assert ended.value.code == 143
     assert hvd.allgather_object(batches(again)) == [STEPS + 3] * hvd.size()
@@ -385,22 +400,19 @@ def averaged() -> keras.Model:
     """Make a model whose optimizer averages its weights."""
     made = keras.Sequential([keras.layers.Input((FEATURES,)), keras.layers.Dense(TARGETS)])
     fill(made.weights)
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.5, use_ema=True, ema_momentum=0.5)
-    made.compile(hvd.DistributedOptimizer(optimizer), "mse", run_eagerly=True)
-    return made
+    return compiled(keras.optimizers.SGD(0.1, momentum=0.5, use_ema=True, ema_momentum=0.5), made)
 
 
 @pytest.mark.parametrize("how", ["loop", "local", "backup"])
 def test_weights_that_have_changed_places_with_their_averages_change_back(how: str, tmp_path: Path) -> None:
-    x, y = data(hvd.rank(), 2 * BATCH)
+    validation = data(hvd.rank(), 2 * BATCH)
 
     def trained(epochs: int, *others: Any) -> keras.Model:
         made = averaged()
         if how == "local":
             made.optimizer.register_local_var(made.weights[0])
         callbacks = hvd.callbacks.synchronized([keras.callbacks.SwapEMAWeights(swap_on_epoch=True), *others])
-        fit = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "validation_data": (x, y)}
-        made.fit(x, y, epochs=epochs, callbacks=callbacks, **fit)
+        training.fit(made, *callbacks, rows=2 * BATCH, batch=BATCH, epochs=epochs, validation_data=validation)
         return made
 
     def saving() -> Any:

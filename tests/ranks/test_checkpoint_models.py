@@ -13,15 +13,14 @@ import pytest
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
 from hvd_ext.keras.checkpoint.callback import Checkpoint, newest
+from tests.ranks import training
 from tests.ranks.compare import assert_equal
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.test_hangs import Adversaries
-from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, values
+from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, fill, values
 
 # four processes on two cores need a minute for what two show in ten seconds
 pytestmark = [pytest.mark.ranks(2), pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")]
-
-ROWS, BATCH = 12, 2
 
 
 class Stopped(keras.callbacks.Callback):
@@ -63,12 +62,9 @@ def everything(model: keras.Model) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(("make", "file"), [(adversaries, "model.weights.h5"), (mixed, "model.keras")])
 def test_it_goes_on_bit_for_bit(make: Any, file: str, tmp_path: Path) -> None:
-    def fit(model: keras.Model, *callbacks: keras.callbacks.Callback) -> dict[str, list[float]]:
-        x, y = data(hvd.rank(), ROWS)
-        return model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=list(callbacks)).history
-
+    fit = functools.partial(training.fit, rows=12, batch=2)
     whole = make()
-    expected = fit(whole)
+    expected = fit(whole).history
     first = make()
     fit(first, Checkpoint(tmp_path, every=None, every_steps=4), Stopped())
     if hvd.rank() == 0:
@@ -77,7 +73,7 @@ def test_it_goes_on_bit_for_bit(make: Any, file: str, tmp_path: Path) -> None:
         assert path is not None and any((path / name).exists() for name in (file, "model.keras"))
     second = make()
     fill(second.trainable_weights, salt=5)
-    seen = fit(second, Checkpoint(tmp_path))
+    seen = fit(second, Checkpoint(tmp_path)).history
     assert_equal(everything(second), everything(whole))
     assert seen == expected
     assert_same_bits_on_all_ranks(second.trainable_weights)

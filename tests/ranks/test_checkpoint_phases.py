@@ -18,7 +18,7 @@ from hvd_ext.keras.checkpoint import callback as module
 from hvd_ext.keras.checkpoint.callback import Checkpoint, newest
 from hvd_ext.state import manifest
 from tests.ranks.compare import assert_equal
-from tests.ranks.test_checkpoint import fit, own_model
+from tests.ranks.test_checkpoint import CrashError, Stop, fit, own_model
 from tests.ranks.topk_jobs import OPTIONS, as_launched, hosts_of, restart
 from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, values
 
@@ -28,29 +28,6 @@ pytestmark = pytest.mark.ranks(2)
 # one optimizer, with `TopK` and a momentum; the third has weights and an optimizer of its own, without `TopK`.
 PHASES = ((0, 2, 3, 2), (2, 4, 4, 3), (4, 6, 4, 3))
 ROWS = 6
-
-
-class EndError(Exception):
-    """Ends a program."""
-
-
-class Stop(keras.callbacks.Callback):
-    """Sends the last rank a signal in a batch of an epoch, or ends the program there."""
-
-    def __init__(self, epoch: int, batch: int, *, crash: bool = False) -> None:
-        super().__init__()
-        self.at, self.crash, self._epoch = (epoch, batch), crash, 0
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._epoch = epoch
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        if (self._epoch, batch) != self.at:
-            return
-        if self.crash:
-            raise EndError
-        if hvd.rank() == hvd.size() - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def layers(salt: int) -> list[keras.layers.Layer]:
@@ -147,7 +124,7 @@ def test_a_training_in_phases_goes_on_bit_for_bit_wherever_it_was_stopped(
     stopped = Program(shared, Stop(1, 2), every=None)
     assert (stopped.epochs, stopped.status, position(shared)) == ([[0, 1], [], []], 143, (1, 3))
     # exactly at a change of phase
-    with pytest.raises(EndError):
+    with pytest.raises(CrashError):
         Program(shared, Stop(2, 0, crash=True), every=2)
     assert position(shared) == (2, 0)
     # in the middle of a phase

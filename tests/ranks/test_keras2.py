@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
+from hvd_ext.keras.callbacks.learning_rate import Velocities
 from hvd_ext.keras.optimizers.optimizer import channels
 from tests.ranks.compare import assert_close, assert_equal
 from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, joined, values
@@ -336,8 +337,6 @@ def test_load_model_reads_the_file_of_rank_0(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [OLD.SGD, OLD.RMSprop], ids=["SGD", "RMSprop"])
 def test_velocities_of_legacy_optimizers_follow_the_learning_rate(kind: Any) -> None:
-    from hvd_ext.keras.callbacks.velocities import Velocities
-
     variable, other = tf.Variable([8.0]), tf.Variable([8.0, 4.0])
     optimizer = hvd.DistributedOptimizer(kind(0.5, momentum=0.5))
     velocities = Velocities(optimizer)  # before there are any

@@ -16,7 +16,6 @@ from tensorflow.python.framework import config
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, MismatchError
 from hvd_ext.job import runtime
-from hvd_ext.keras.callbacks.velocities import Velocities
 from hvd_ext.tensorflow import norms, sharing
 from tests.ranks.compare import assert_equal
 from tests.ranks.training import assert_same_bits_on_all_ranks, assert_trained_alike, data, joined, model, values
@@ -187,16 +186,6 @@ def test_patterns_and_schedules_that_differ_between_ranks_are_refused() -> None:
         optimizer = hvd.DistributedOptimizer(hvd.optimizers.LARS(0.5, **more))
         with pytest.raises(MismatchError, match=words):
             optimizer.apply([tf.ones([3])], [keras.Variable(np.ones(3), name="kernel")])
-
-
-@pytest.mark.parametrize("inside", [True, False])
-def test_velocities_follow_a_rate_that_they_contain(inside: bool) -> None:
-    optimizer = hvd.optimizers.LARS(0.5, rate_in_momentum=inside)
-    variable = keras.Variable(np.ones(3), name="kernel")
-    optimizer.apply([tf.ones([3])], [variable])
-    before = optimizer.momentums[0].numpy()
-    Velocities(optimizer).scale(2.0)
-    np.testing.assert_array_equal(optimizer.momentums[0].numpy(), before * (2.0 if inside else 1.0))
 
 
 def test_pto_gives_all_ranks_all_results_in_one_collective() -> None:

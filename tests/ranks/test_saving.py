@@ -13,7 +13,7 @@ import hvd_ext as hvd
 from hvd_ext.errors import CheckpointError, InvalidError, MismatchError
 from tests.ranks.compare import are_equal, assert_equal
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, model, values
+from tests.ranks.training import assert_same_bits_on_all_ranks, compiled, data, fill, fit, model, values
 
 pytestmark = pytest.mark.ranks(2)
 
@@ -26,10 +26,6 @@ def trained() -> keras.Model:
     ours.compile(optimizer, keras.losses.MeanSquaredError(), run_eagerly=True)
     fit(ours)
     return ours
-
-
-def fit(ours: keras.Model) -> None:
-    ours.fit(*data(hvd.rank(), ROWS), batch_size=BATCH, shuffle=False, verbose=0)
 
 
 def test_a_saved_model_loads_plain_and_goes_on_under_the_wrapper_without_losing_state(tmp_path: Path) -> None:
@@ -98,8 +94,7 @@ def test_three_steps_saved_and_loaded_and_three_more_are_six(name: str, ending: 
 def test_a_file_of_rank_0_lacks_what_the_others_have_accumulated_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ours = model()
-    ours.compile(hvd.DistributedOptimizer(OPTIMIZERS["accumulation"]()), "mse", run_eagerly=True)
+    ours = compiled(OPTIMIZERS["accumulation"]())
     for said in (hvd.size() > 1 and hvd.rank() == 0, False):
         steps(ours, 0, 1)
         caplog.clear()
@@ -141,13 +136,11 @@ def test_automatic_names_of_embeddings_and_of_batch_statistics_may_differ() -> N
 
     if hvd.rank() == 0:
         made()  # so that rank 0 has other names than the others
-    ours = made()
-    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", run_eagerly=True)
+    ours = compiled(made=made())
     random = np.random.default_rng(hvd.rank())
     x, y = random.integers(0, 8, (ROWS, 3)), random.normal(size=(ROWS, 1))
     before = values(ours.weights)
-    start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
-    ours.fit(x, y, batch_size=BATCH, callbacks=[start], verbose=0, shuffle=False)
+    ours.fit(x, y, batch_size=BATCH, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)], verbose=0)
     assert_same_bits_on_all_ranks(ours.trainable_variables)
     assert not np.array_equal(values(ours.weights)[0], before[0])
     names = hvd.allgather_object([variable.path for variable in ours.trainable_variables])
@@ -178,16 +171,3 @@ def test_files_that_cannot_be_loaded_are_errors_on_all_ranks(tmp_path: Path) -> 
         with pytest.raises(MismatchError, match="root_rank must be the same on all ranks"):
             hvd.load_model(path, root_rank=min(hvd.rank(), 1))
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
-
-
-def test_a_plain_model_trains_unsynchronised_until_it_is_wrapped_and_synchronised_from_then_on() -> None:
-    ours = model()
-    ours.compile(keras.optimizers.SGD(0.1), "mse")
-    start = values(ours.weights)
-    fit(ours)
-    hvd.DistributedOptimizer(ours.optimizer)
-    for variable, value in zip(ours.weights, start, strict=True):
-        variable.assign(value)
-    fit(ours)
-    assert_same_bits_on_all_ranks(ours.weights)
-    assert not are_equal(start, ours.weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +38,7 @@ def entered(call: Callable[..., Any], *arguments: Any) -> set[str]:
         if event == "call" and name.startswith("hvd_ext."):
             modules.add(name.removeprefix("hvd_ext."))
 
+    gc.collect()  # which may close channels of earlier tests
     sys.setprofile(profile)
     try:
         call(*arguments)

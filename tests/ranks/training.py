@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -46,6 +47,62 @@ def model(dtype: str | None = None) -> keras.Model:
     )
     fill(result.weights)
     return result
+
+
+def compiled(
+    optimizer: keras.optimizers.Optimizer | None = None,
+    made: keras.Model | None = None,
+    *,
+    metrics: Sequence[Any] = (),
+    traced: bool = False,
+    **options: Any,
+) -> keras.Model:
+    """Compile `model()` or another one with a distributed optimizer of these options.
+
+    It trains eagerly unless asked otherwise: callbacks see no difference, and a traced step takes long to make.
+    """
+    made = model() if made is None else made
+    distributed = hvd.DistributedOptimizer(optimizer or keras.optimizers.SGD(0.125), **options)
+    made.compile(distributed, "mse", metrics=list(metrics), run_eagerly=not traced)
+    return made
+
+
+def fit(ours: keras.Model, *callbacks: Any, rows: int = 8, batch: int = 4, epochs: int = 1, **more: Any) -> Any:
+    """Train a model on this rank's data, in their order; give the history."""
+    x, y = data(hvd.rank(), rows)
+    options = {"batch_size": batch, "epochs": epochs, "shuffle": False, "verbose": 0, **more}
+    return ours.fit(x, y, callbacks=list(callbacks), **options)
+
+
+class Spy(keras.callbacks.Callback):
+    """Notes what a callback behind ours sees, and may want to stop in a step.
+
+    Attributes:
+        epochs: the logs of each epoch.
+        rates: the learning rate of each step.
+        weights: those before the first step.
+    """
+
+    def __init__(self, stop_in: int | None = None) -> None:
+        super().__init__()
+        self.epochs: list[dict[str, Any]] = []
+        self.rates: list[float] = []
+        self.weights: list[np.ndarray] = []
+        self._stop_in = stop_in
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Note the weights."""
+        self.weights = self.weights or values(self.model.weights)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Note the rate, and stop."""
+        self.rates.append(float(self.model.optimizer.learning_rate))
+        if len(self.rates) == self._stop_in:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Note the logs."""
+        self.epochs.append(dict(logs or {}))
 
 
 def fill(variables: Sequence[keras.Variable], salt: int = 0) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from hvd_ext.keras.base import verbose
 from hvd_ext.keras.callbacks.best import BestModelCheckpoint
 from hvd_ext.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvd_ext.keras.callbacks.caches import CacheLogs
@@ -12,7 +13,6 @@ from hvd_ext.keras.callbacks.callback_list import synchronized
 from hvd_ext.keras.callbacks.ending import EndTogether
 from hvd_ext.keras.callbacks.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from hvd_ext.keras.callbacks.metrics import MetricAverageCallback, joined_metrics
-from hvd_ext.keras.callbacks.progress import verbose
 from hvd_ext.keras.callbacks.statistics import AverageStatistics
 from hvd_ext.keras.callbacks.stopping import StopTogether
 from hvd_ext.keras.checkpoint.callback import Checkpoint

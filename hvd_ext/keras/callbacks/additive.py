@@ -63,7 +63,9 @@ def _read(function: Any, metric: Any) -> tuple[bool, bool]:
     uses = [node for node in ast.walk(body) if isinstance(node, ast.Name)]
     bases = [node for node in uses if node.id == "super"]
     adds = all(_only_adds(node, metric, parents) for node in uses if node.id == me)
-    return adds and all(_updates_base(node, parents) for node in bases), bool(bases)
+    calls = [parents[node] for node in bases]
+    updated = all(isinstance(call, ast.Call) and _is_called(call, ("update_state",), parents) for call in calls)
+    return adds and updated, bool(bases)
 
 
 @functools.lru_cache(maxsize=128)
@@ -81,7 +83,7 @@ def _parsed(function: Callable[..., Any]) -> tuple[str, ast.FunctionDef] | None:
 def _only_adds(name: ast.Name, metric: Any, parents: dict[ast.AST, ast.AST]) -> bool:
     """Tell whether one use of `self` reads no state, and changes it only by adding."""
     attribute = parents[name]
-    if isinstance(attribute, ast.Call) and _is_name(attribute.func, "super"):
+    if isinstance(attribute, ast.Call) and isinstance(attribute.func, ast.Name) and attribute.func.id == "super":
         return True  # super(Class, self)
     if not isinstance(attribute, ast.Attribute) or not isinstance(attribute.ctx, ast.Load):
         return False
@@ -127,11 +129,6 @@ def _is_sum_with(node: ast.expr, variable: ast.Attribute) -> bool:
     return [ast.dump(side) == wanted for side in (node.left, node.right)].count(True) == 1
 
 
-def _updates_base(name: ast.Name, parents: dict[ast.AST, ast.AST]) -> bool:
-    call = parents[name]
-    return isinstance(call, ast.Call) and _is_called(call, ("update_state",), parents)
-
-
 def _is_called(node: ast.AST, methods: tuple[str, ...], parents: dict[ast.AST, ast.AST]) -> bool:
     """Tell whether a node is the object of a call of one of these methods."""
     method = parents[node]
@@ -142,7 +139,3 @@ def _is_called(node: ast.AST, methods: tuple[str, ...], parents: dict[ast.AST, a
         and isinstance(call, ast.Call)
         and call.func is method
     )
-
-
-def _is_name(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name

@@ -9,14 +9,13 @@ import keras
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.job.process import rank
-from hvd_ext.keras.callbacks import base
-from hvd_ext.keras.hooks import Hooks
+from hvd_ext.keras import base
 
 # Metrics that are to be large have one of these in their names, as the ModelCheckpoint of tf_keras has it.
 _LARGE = ("acc", "auc", "fmeasure")
 
 
-class BestModelCheckpoint(Hooks, keras.callbacks.ModelCheckpoint):
+class BestModelCheckpoint(base.Hooks, keras.callbacks.ModelCheckpoint):
     """Saves the model on rank 0 whenever a metric is better than ever before.
 
     Put it behind `MetricAverageCallback`, so that the metric is that of all ranks.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.job.process import size
-from hvd_ext.keras.callbacks import base
-from hvd_ext.keras.callbacks.progress import one_bar
+from hvd_ext.job.process import rank, size
+from hvd_ext.keras import base
 from hvd_ext.keras.optimizers import models
 from hvd_ext.keras.optimizers.comparable import variables_of
 from hvd_ext.tensorflow import layers
@@ -48,7 +46,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         self._local: dict[Any, Any] = {}
         self._sent: set[int] = set()
         self._done = False
-        for variable in _listed(local_variables):
+        for variable in [local_variables] if hasattr(local_variables, "assign") else local_variables or ():
             self.register_local_var(variable)
 
     def register_local_var(self, variable: Any) -> None:
@@ -71,8 +69,13 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         super().set_model(model)
 
     def set_params(self, params: dict[str, Any] | None) -> None:
-        """Take the parameters of `fit`; on ranks other than 0, switch its bar off in them."""
-        one_bar(params)
+        """Take the parameters of `fit`; on ranks other than 0, switch its bar off in them.
+
+        Keras hands one dictionary to all callbacks of a list. Its own bar is the last of them, and takes `verbose` from
+        that dictionary.
+        """
+        if params and params.get("verbose") in ("auto", 1) and rank() != 0:  # 2 is never a default
+            params["verbose"] = 0
         super().set_params(params)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -161,16 +164,10 @@ class BroadcastGlobalVariablesCallback(base.Callback):
 def check_steps(ranks: list[int | None]) -> None:
     """Raise `InvalidError` if ranks that know their steps in an epoch (else None) have unequal numbers."""
     known = [(rank, steps) for rank, steps in enumerate(ranks) if steps is not None]
-    for rank, steps in known[1:]:
+    for number, steps in known[1:]:
         if steps != known[0][1]:
             raise InvalidError(
-                f"steps in an epoch: all ranks must have the same number, or some would wait for ever; rank {rank} "
+                f"steps in an epoch: all ranks must have the same number, or some would wait for ever; rank {number} "
                 f"has {steps}, rank {known[0][0]} has {known[0][1]}; hvd_ext.shard(data, batch_size) divides data "
                 "evenly, and steps_per_epoch cuts uneven data"
             )
-
-
-def _listed(variables: Any) -> Iterable[Any]:
-    if variables is None:
-        return []
-    return [variables] if hasattr(variables, "assign") else list(variables)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hvd_ext.data.cache import open_caches
-from hvd_ext.keras.callbacks import base
+from hvd_ext.keras import base
 
 _PLACES = ("memory", "disk")
 _PARTS = [(place, what) for place in _PLACES for what in ("bytes", "s")]

@@ -1,4 +1,4 @@
-"""`synchronized`: a list of Keras' callbacks for a job of several ranks."""
+"""`synchronized`: a list of Keras' callbacks for a job of several ranks; what callbacks set must be equal on all."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from typing import Any, Literal
 
 import keras
 
-from hvd_ext.errors import InvalidError
-from hvd_ext.job.process import rank
+from hvd_ext.errors import InvalidError, MismatchError
+from hvd_ext.job import process_sets, rank_lists
+from hvd_ext.job.process import rank, size
+from hvd_ext.keras.base import Callback
 from hvd_ext.keras.callbacks.additive import is_keras
-from hvd_ext.keras.callbacks.base import Callback
 from hvd_ext.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvd_ext.keras.callbacks.caches import CacheLogs
 from hvd_ext.keras.callbacks.ending import EndTogether
-from hvd_ext.keras.callbacks.hyperparameters import SameHyperparameters
 from hvd_ext.keras.callbacks.metrics import AverageAdded, MetricAverageCallback
 from hvd_ext.keras.callbacks.statistics import AverageStatistics
 from hvd_ext.keras.callbacks.stopping import StopTogether
 from hvd_ext.keras.checkpoint.callback import Checkpoint
+from hvd_ext.keras.optimizers import models
+from hvd_ext.keras.optimizers.comparable import current
+from hvd_ext.tensorflow.collectives.objects import allgather_object
 
 # Keras' callbacks that write files or to the screen: on several ranks they would write the same to the same place.
 _WRITERS = (
@@ -130,6 +133,47 @@ def _backups_first(callbacks: list[Any]) -> list[Any]:
     before, behind = callbacks[: swaps[0]], callbacks[swaps[0] :]
     backups = [callback for callback in behind if _is(callback, ("BackupAndRestore",))]
     return [*before, *backups, *(callback for callback in behind if callback not in backups)]
+
+
+class SameHyperparameters(Callback):
+    """Compares the ranks' learning rates, momenta, loss scales and other settings of optimizers after each epoch.
+
+    A callback that sets them from a value of its own rank gives each rank another value, and the weights then differ.
+    `SameHyperparameters` must come after such callbacks. It compares the wrapped optimizers of the model; those for a
+    process set are compared within the set.
+
+    Raises:
+        MismatchError: at the end of an epoch, on all ranks: a value differs; the message has the values by rank.
+    """
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Compare."""
+        if size() == 1:
+            return
+        settings: dict[tuple[tuple[int, ...], str], str] = {}
+        wrapped = models.distributed(self.model)
+        for number, optimizer in enumerate(wrapped):
+            reducer = optimizer._hvd_ext.reducer
+            job = process_sets.runtime_of(reducer.options.process_set)
+            if job is not None:
+                subject = f"optimizer {reducer.label!r}" + (f" ({number + 1} of {len(wrapped)})" if wrapped[1:] else "")
+                settings |= {
+                    (job.engine.ranks, f"{subject}: {key}"): value for key, value in current(optimizer).items()
+                }
+        by_rank = allgather_object(settings, name="SameHyperparameters")
+        for ranks, what in {key: None for of_rank in by_rank for key in of_rank}:
+            values = {member: by_rank[member].get((ranks, what), "none") for member in ranks}
+            having = {value: [member for member in values if values[member] == value] for value in values.values()}
+            if len(having) > 1:
+                words = "; ".join(
+                    f"{value} on rank{'s' * (len(ranks_with) > 1)} {rank_lists.listed(ranks_with)}"
+                    for value, ranks_with in having.items()
+                )
+                raise MismatchError(
+                    f"fit: {what} must be the same on all ranks at the end of epoch {epoch + 1}; it is {words}; a "
+                    "callback must set it from a value that is equal on all ranks: from a metric in the logs, or from "
+                    "hvd_ext.allreduce(value)"
+                )
 
 
 class _RestoreFirst(Callback):

@@ -9,7 +9,7 @@ import functools
 from typing import Any
 
 from hvd_ext.data.cursor import begin_epoch, begin_validation
-from hvd_ext.keras.callbacks import base
+from hvd_ext.keras import base
 from hvd_ext.keras.checkpoint.skipping import before_reading
 from hvd_ext.keras.optimizers import models
 from hvd_ext.keras.optimizers.catching_up import accumulated, catch_up, end_together

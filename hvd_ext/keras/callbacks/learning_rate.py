@@ -1,15 +1,28 @@
-"""The learning rate during `fit`: schedules by epoch, and a warm-up to the rate of many ranks."""
+"""The learning rate during `fit`: schedules by epoch, a warm-up to the rate of many ranks, and velocities.
+
+SGD's velocity is v = momentum * v - rate * g: a sum of old gradients times *old* rates. Horovod corrects this by
+setting momentum to momentum * new / old for one step. The optimizers of Keras 3 trace `momentum` into the training step
+as a constant, so that setting it changes nothing. Scaling the velocity by new / old has the same effect, and works.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+
 from hvd_ext.errors import InvalidError
 from hvd_ext.job.process import rank, size
-from hvd_ext.keras.callbacks import base, velocities
+from hvd_ext.keras import base
 from hvd_ext.keras.checkpoint.skipping import skips
 from hvd_ext.keras.optimizers.learning_rate import check_settable
+from hvd_ext.tensorflow.gradients import kinds
+from hvd_ext.tensorflow.gradients.reducer import reducer_of
+
+# The attributes in which optimizers keep velocities that contain the learning rate. Muon has none: it applies the rate
+# after its momentum.
+_VELOCITIES = {"SGD": "momentums", "RMSprop": "_momentums", "Muon": "", "LARS": "momentums"}
 
 
 class LearningRateScheduleCallback(base.Callback):
@@ -61,13 +74,13 @@ class LearningRateScheduleCallback(base.Callback):
         self._steps_are_given = bool(steps_per_epoch)
         self.multiplier = multiplier if callable(multiplier) else _powers(float(multiplier), start_epoch)
         self._epoch = 0
-        self._velocities: velocities.Velocities | None = None
+        self._velocities: Velocities | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check that the ranks train together, that the rate can be set, and how many steps an epoch has."""
         base.refuse_plain(self.model)
         optimizer = check_settable(type(self).__name__, getattr(self.model, "optimizer", None))
-        self._velocities = velocities.Velocities(optimizer) if self.momentum_correction else None
+        self._velocities = Velocities(optimizer) if self.momentum_correction else None
         if not self.staircase and not self._steps_are_given:  # each `fit` may have another number
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
@@ -155,5 +168,55 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             print(f"\nepoch {epoch + 1}: the warm-up has ended; the learning rate is {self._rate():g}")
 
 
+class Velocities:
+    """The velocities of an optimizer: its own, and those that `TopK` has taken over from it.
+
+    Args:
+        optimizer: of Keras 3 or tf_keras, without a loss-scale optimizer around it.
+
+    Raises:
+        InvalidError: it has a momentum, and is of an unknown class, whose velocities may be anywhere.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._kind: type | None = None  # the class that keeps them
+        momentum = getattr(optimizer, "momentum", None)
+        if momentum is None or (isinstance(momentum, (int, float)) and not momentum):
+            return
+        self._kind = next((kind for kind in type(optimizer).__mro__ if _is_known(kind)), None)
+        if self._kind is None:
+            raise InvalidError(
+                f"momentum_correction (True): where optimizer {type(optimizer).__name__!r} keeps its momentum is not "
+                "known; pass momentum_correction=False"
+            )
+
+    def scale(self, ratio: float) -> None:
+        """Multiply all velocities by the ratio of the new learning rate to the old one."""
+        reducer = reducer_of(self._optimizer)
+        if reducer is not None:
+            reducer.scale_momentum(ratio)
+        if slots := [kinds.inner(slot) for slot in self._slots()]:
+            _scale(slots, tf.constant(ratio, tf.float64))
+
+    def _slots(self) -> list[Any]:
+        if self._kind is None or not getattr(self._optimizer, "rate_in_momentum", True):  # LARS without the rate in it
+            return []
+        if "legacy" in self._kind.__module__:  # of tf_keras: the slots are by variable and by name
+            return [slots["momentum"] for slots in self._optimizer._slots.values() if "momentum" in slots]
+        attribute = _VELOCITIES[self._kind.__name__]
+        return list(getattr(self._optimizer, attribute, ())) if attribute else []
+
+
 def _powers(factor: float, start: int) -> Callable[[float], float]:
     return lambda epoch: factor ** (epoch - start)
+
+
+def _is_known(kind: type) -> bool:
+    return kind.__name__ in _VELOCITIES and kind.__module__.startswith(("keras.", "tf_keras.", "hvd_ext."))
+
+
+@tf.function(autograph=False)
+def _scale(slots: list[tf.Variable], ratio: tf.Tensor) -> None:
+    for slot in slots:
+        slot.assign(slot * tf.cast(ratio, slot.dtype), read_value=False)

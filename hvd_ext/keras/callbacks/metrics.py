@@ -13,7 +13,8 @@ import tensorflow as tf
 from hvd_ext.errors import MismatchError
 from hvd_ext.job.log import logger
 from hvd_ext.job.process import rank
-from hvd_ext.keras.callbacks import additive, base
+from hvd_ext.keras import base
+from hvd_ext.keras.callbacks import additive
 from hvd_ext.keras.callbacks.caches import CacheLogs
 from hvd_ext.tensorflow.collectives.objects import allgather_object
 
@@ -196,9 +197,20 @@ def joined_metrics(model: keras.Model) -> dict[str, Any]:
 
 
 def numbers(logs: dict[str, Any]) -> dict[str, Value]:
-    """Give what can be averaged of logs or metrics' results, by name; dictionaries among them are flattened."""
-    converted = {name: base.number(value) for name, value in _flat(logs).items()}
-    return {name: value for name, value in converted.items() if value is not None}
+    """Give what can be averaged of logs or metrics' results, by name; dictionaries among them are flattened.
+
+    Returns:
+        Floats, and float64 arrays of values that have dimensions. Lists are left out, too: a callback's own notes.
+    """
+    converted: dict[str, Value] = {}
+    for name, value in _flat(logs).items():
+        if base.is_number(value):
+            converted[name] = float(value)
+        elif getattr(value, "shape", None):
+            array = np.asarray(value)
+            if array.dtype.kind in "biufV" and array.dtype.names is None:
+                converted[name] = array.astype(np.float64)
+    return converted
 
 
 def _flat(logs: dict[str, Any]) -> dict[str, Any]:
@@ -285,11 +297,8 @@ def _total(states: list[State]) -> State:
     ]
 
 
-class _Reason:
-    """Stands for the result of a metric that is no sum."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
+class _Reason(str):
+    """Why a metric is no sum; stands for its result."""
 
 
 def _results(model: Any, state: State) -> tuple[dict[str, Value], dict[str, str], set[str]]:
@@ -306,7 +315,7 @@ def _results(model: Any, state: State) -> tuple[dict[str, Value], dict[str, str]
             values = numbers(results)  # at once, because a metric may give its variable
     finally:
         _assign(model, before)
-    reasons = {name: value.text for name, value in results.items() if isinstance(value, _Reason)}
+    reasons = {name: str(value) for name, value in results.items() if isinstance(value, _Reason)}
     return values, reasons, {name for name in values if hasattr(results[name], "assign")}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError, MismatchError
-from hvd_ext.keras.callbacks import base
+from hvd_ext.keras import base
 from hvd_ext.keras.checkpoint import callback_states, model_state
 from hvd_ext.keras.optimizers import models
 from hvd_ext.options import Average

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hvd_ext.errors import InvalidError, MismatchError
-from hvd_ext.keras.callbacks import base
+from hvd_ext.keras import base
 from hvd_ext.keras.callbacks.broadcast import check_steps
 from hvd_ext.keras.optimizers import models
 from hvd_ext.tensorflow.collectives.objects import allgather_object

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import logging
 import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-import keras
 import numpy as np
 
 from hvd_ext import state
@@ -22,10 +23,10 @@ from hvd_ext.data.cursor import Cursors, DataCursor, begin_epoch, begin_validati
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, runtime
 from hvd_ext.job.log import logger
+from hvd_ext.keras import base
 from hvd_ext.keras.checkpoint import callback_states, model_state
 from hvd_ext.keras.checkpoint.skipping import Skipping, before_reading
 from hvd_ext.keras.checkpoint.store import Store
-from hvd_ext.keras.hooks import Hooks
 from hvd_ext.keras.optimizers.models import optimizers
 from hvd_ext.state import signals as watched
 from hvd_ext.state.folder import newest
@@ -56,10 +57,10 @@ class _Here:
 
 
 # The directories that this process has gone on from or begun in: from then on its models are further than checkpoints.
-_here: dict[Path, _Here] = {}
+_here: collections.defaultdict[Path, _Here] = collections.defaultdict(_Here)
 
 
-class Checkpoint(Hooks, keras.callbacks.Callback):
+class Checkpoint(base.Callback):
     """Saves a job's training in a directory, and goes on from the newest complete checkpoint when `fit` begins.
 
     All ranks have it in their callbacks. Rank 0 writes the model with its optimizers, in a file that plain Keras reads.
@@ -120,17 +121,12 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
             raise InvalidError(f"Checkpoint, resume ({resume!r}): must be True, False or 'auto'")
         if on_signal not in ("stop", "exit"):
             raise InvalidError(f"Checkpoint, on_signal ({on_signal!r}): must be 'stop' or 'exit'")
-        self.every, self.every_steps, self.keep, self.resume, self.on_signal = (
-            every,
-            every_steps,
-            keep,
-            resume,
-            on_signal,
-        )
+        self.every, self.every_steps, self.keep = every, every_steps, keep
+        self.resume, self.on_signal = resume, on_signal
         self.signals = watched.check(signals)
         self.stopped_by: str | None = None
         self._directory = Path(directory)
-        self._watch = watched.Watch(self.signals, self._fits)
+        self._watch = watched.Watch(self.signals, lambda frame: bool(self._fit_of(frame)))
         self._store: Store | None = None
         self._skipping: Skipping | None = None
         self._data: Cursors | None = None  # that `fit` reads
@@ -190,19 +186,15 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
             CheckpointError: the disk of some rank is full or does not work; on all ranks. Older checkpoints are as they
                 were.
         """
-        if self._store is None:
-            self._store = Store(self.model, self._directory, self.keep, self._arguments())
         began = self._began if step else {}
         data = (DataCursor.loop if self._data is None else self._data).get()
-        asked = self._store.save(epoch, step, reason, self._watch.seen, data, self._beside, began)
+        asked = self._opened.save(epoch, step, reason, self._watch.seen, data, self._beside, began)
         self._unsaved = 0
         if asked and self.stopped_by is None:
             self._stop(asked)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restore, and begin to watch for signals."""
-        from hvd_ext.keras.callbacks import base  # the package has this class too
-
         base.refuse_plain(self.model)
         self.stopped_by = None
         self._beside, self._data = callback_states.beside(self), Cursors()
@@ -217,26 +209,22 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
         self._agree_on_signals()
         if not self._watch.start():
             logger.warning("Checkpoint: signals cannot be caught, because `fit` does not run in the main thread")
-        here = _here.setdefault(self._directory.absolute(), _Here())
+        here = _here[self._directory.absolute()]
         self._watch.seen, here.seen = self._watch.seen or here.seen, None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Skip the batches of the first epoch that are done."""
         self.model._initial_epoch = None  # a later `fit` begins where it is told to
-        skipped = 0
-        if self._store is not None:
-            # after this callback's on_train_begin another one may have broadcast rank 0's variables
-            self._store.restore_own()
-            self._store.restore_callbacks(self._beside)
-            if epoch == self._epoch and self._first_step:
-                self._store.replay()
-                skipped = self._first_step
-            else:
-                self._store.forget()
+        # after this callback's on_train_begin another one may have broadcast rank 0's variables
+        self._opened.restore_own()
+        self._opened.restore_callbacks(self._beside)
+        skipped = self._first_step if epoch == self._epoch else 0
         read = functools.partial(self._begin_epoch, epoch, skipped)
-        if skipped and self._store is not None:
-            self._skipping = Skipping(self.model, skipped, read, self._store.replayed)
+        if skipped:
+            self._opened.replay()
+            self._skipping = Skipping(self.model, skipped, read, self._opened.replayed)
         else:
+            self._opened.forget()
             before_reading(self.model, read)
         _here[self._directory.absolute()].trained = epoch + 1
         self._began = model_state.random_state()
@@ -249,8 +237,7 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
         if self._skipping is not None:
             if not self._skipping.left:
                 self._skipping = None
-                if self._store is not None:  # callbacks have counted the batches that were skipped
-                    self._store.restore_callbacks(self._beside)
+                self._opened.restore_callbacks(self._beside)  # they have counted the batches that were skipped
             return
         if self._unsaved == 0:
             self._name_unclaimed()
@@ -269,8 +256,7 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
         if self._skipping is not None:
             self._skipping.end()
             self._skipping = None
-        if self._store is not None:
-            self._store.forget()  # or the next epoch would begin with the checkpoint's state
+        self._opened.forget()  # or the next epoch would begin with the checkpoint's state
         if self.stopped_by is not None:
             return
         asked = self._exchange_signals()[0] if self._partial and self._flags is None and self.signals else None
@@ -283,7 +269,13 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
         self._beside, self._began, self._data = [], {}, None
         self._watch.stop()
         if self.stopped_by is None:
-            _here.setdefault(self._directory.absolute(), _Here()).seen = self._watch.seen
+            _here[self._directory.absolute()].seen = self._watch.seen
+
+    @property
+    def _opened(self) -> Store:
+        """The store; in a loop of the user's own that has restored nothing, all ranks make it with their first save."""
+        self._store = self._store or Store(self.model, self._directory, self.keep, self._arguments())
+        return self._store
 
     def _find(self, store: Store) -> tuple[Path, Manifest] | None:
         return None if self.resume is False else store.find(must=self.resume is True)
@@ -302,7 +294,7 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
         self._store = Store(self.model, self._directory, self.keep, self._arguments() | asked)
         self._epoch, self._first_step = first, 0
         found = self._find(self._store)
-        before, here = _here.get(place), _here.setdefault(place, _Here())
+        before, here = _here.get(place), _here[place]
         if before is not None and found is not None and found[1].position <= (first, 0):
             found = None  # training has come here in this process
         if found is None and here.stopped_by is not None:
@@ -374,7 +366,7 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
 
     def _agree_on_signals(self) -> None:
         """Have signals travel with the gradients, where steps do not wait for all ranks and ranks have equal steps."""
-        from hvd_ext.keras.callbacks import base
+        from hvd_ext.keras import base
 
         reducer = partial_reducer(optimizers(self.model))
         self._partial, self._flags = reducer is not None and base.trains_together(self.model), None
@@ -394,7 +386,7 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
             )
 
     def _stop(self, name: str) -> None:
-        self.stopped_by = _here.setdefault(self._directory.absolute(), _Here()).stopped_by = name
+        self.stopped_by = _here[self._directory.absolute()].stopped_by = name
         if runtime.current().engine.rank == 0:
             logger.warning("Checkpoint: %s: all ranks have saved, training stops", name)
         if self.on_signal == "exit":
@@ -413,16 +405,11 @@ class Checkpoint(Hooks, keras.callbacks.Callback):
         names = ("every", "every_steps", "keep", "resume", "signals", "on_signal")
         return {name: repr(getattr(self, name)) for name in names}
 
-    def _fits(self, frame: FrameType | None) -> bool:
-        """Tell whether a frame was called by `fit` of our model."""
-        return bool(self._fit_of(frame))
-
     def _fit_of(self, frame: FrameType | None) -> dict[str, Any]:
         """Give the local variables of the `fit` of our model that has called a frame; empty where there is none."""
-        while frame is not None:
-            if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is self.model:
-                return frame.f_locals
-            frame = frame.f_back
+        for caller, _ in () if frame is None else traceback.walk_stack(frame):
+            if caller.f_code.co_name == "fit" and caller.f_locals.get("self") is self.model:
+                return caller.f_locals
         return {}
 
     def _begin_epoch(self, epoch: int, skipped: int, iterator: Any) -> None:

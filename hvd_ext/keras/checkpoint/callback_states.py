@@ -7,8 +7,8 @@ needs their state.
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from types import FrameType
 from typing import Any
 
 import keras
@@ -26,12 +26,10 @@ States = dict[str, dict[str, np.ndarray]]
 
 def beside(callback: keras.callbacks.Callback) -> list[Any]:
     """Find the list of callbacks of `fit` in the callers' frames, since Keras does not give it; else an empty list."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
         listed = getattr(frame.f_locals.get("self"), "callbacks", None)
         if isinstance(listed, list) and any(member is callback for member in listed):
             return listed
-        frame = frame.f_back
     return []
 
 

@@ -121,8 +121,7 @@ def _shared(job: runtime.Runtime, path: Path, folder: Path, where: str, root: in
     """Give the path of a file with the bytes of the root's: this rank's own, or a copy in the folder."""
 
     def mine() -> dict[str, Any]:
-        if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < job.engine.size:
-            raise InvalidError(f"root_rank ({root!r}): must be a rank, 0 to {job.engine.size - 1}")
+        consensus.place_of_root(job.engine, root)
         return {"root_rank": root, "digest": _digest(path, job.engine.rank == root, where)}
 
     answers = consensus.exchange(job.engine, "load_model: file", mine)
@@ -217,11 +216,7 @@ def _mend_slots(model: keras.Model, path: Path) -> None:
     plain.build(model.trainable_variables)
     with h5py.File(path, "r") as file:
         group = file.get("optimizer_weights")
-        names = [] if group is None else [_text(name) for name in group.attrs["weight_names"]]
+        names = [] if group is None else list(map(tf.compat.as_str, group.attrs["weight_names"]))
         if len(names) == len(plain.variables):
             for variable, name in zip(plain.variables, names, strict=True):
                 variable.assign(group[name][()])
-
-
-def _text(name: Any) -> str:
-    return name.decode() if isinstance(name, bytes) else str(name)

@@ -7,7 +7,6 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -144,7 +143,7 @@ def random_state() -> dict[str, np.ndarray]:
     if _tensorflow_has_generator():
         state["tensorflow"] = np.asarray(tf.random.get_global_generator().state)
     if _keras_has_generator():
-        state["keras"] = _values(_keras_generator().state)
+        state["keras"] = _values(_seed_generator.global_seed_generator().state)
     return state
 
 
@@ -155,7 +154,7 @@ def set_random_state(state: Mapping[str, np.ndarray]) -> None:
         if generator.state.shape == state["tensorflow"].shape:
             generator.state.assign(state["tensorflow"])
     if "keras" in state and _global_state is not None:
-        _keras_generator().state.assign(state["keras"])  # if this makes it, it draws from Python's
+        _seed_generator.global_seed_generator().state.assign(state["keras"])  # if this makes it, it draws from Python's
     if "python" in state:
         version, internal, gauss = json.loads(state["python"].tobytes())
         random.setstate((version, tuple(internal), gauss))
@@ -177,10 +176,6 @@ def _keras_has_generator() -> bool:
         return False
     name = getattr(_seed_generator, "GLOBAL_SEED_GENERATOR", "global_seed_generator")  # Keras 3.8 has only the text
     return _global_state.get_global_attribute(name) is not None
-
-
-def _keras_generator() -> Any:
-    return _seed_generator.global_seed_generator()
 
 
 def _tensorflow_has_generator() -> bool:

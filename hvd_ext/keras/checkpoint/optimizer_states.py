@@ -23,9 +23,8 @@ from hvd_ext.state.manifest import Manifest
 from hvd_ext.tensorflow.gradients.reducer import Reducer, reducer_of
 from hvd_ext.tensorflow.topk import feedback, residuals
 
-_NAME = re.compile(r"(top-k|held|delayed): optimizer (\d+), variables (\d+)")
+_NAME = re.compile(r"(top-k|held|delayed|buckets): optimizer (\d+), variables (\d+)")
 _OF_TAPES = re.compile(r"(top-k|held|delayed|buckets): tape")
-_LAYOUT_NAME = re.compile(r"buckets: optimizer (\d+), variables (\d+)")
 
 
 def collect(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:
@@ -75,10 +74,8 @@ def restore(
     Returns:
         The owners whose part of the checkpoint is dropped.
     """
-    owners = [owner for owner in checkpoint.states if not _LAYOUT_NAME.fullmatch(owner)]
-    _restore_layouts(model, states)
-    states = {owner: section for owner, section in states.items() if not _LAYOUT_NAME.fullmatch(owner)}
-    saved = {owner: functools.partial(_states_of_ranks, path, checkpoint, prefix + owner) for owner in owners}
+    of_section = functools.partial(_states_of_ranks, path, checkpoint)
+    saved = {owner: functools.partial(of_section, prefix + owner) for owner in checkpoint.states}
     left = [
         *state.restore(
             {owner: section for owner, section in states.items() if not _NAME.fullmatch(owner)},
@@ -86,12 +83,17 @@ def restore(
         )
     ]
     by_optimizer: dict[int, dict[int, tuple[Arrays | None, Everyone]]] = {}
+    layouts: dict[int, dict[int, Arrays]] = {}
     reducers = dict(_reducers(model))
     for owner in sorted(saved):
         match = _NAME.fullmatch(owner)
         if match is None:
             continue
         what, index, number = match[1], int(match[2]), int(match[3])
+        if what == "buckets":  # a job of another number of ranks plans its own
+            if owner in states and index in reducers:
+                layouts.setdefault(index, {})[number] = states[owner]
+            continue
         if index in reducers and reducers[index].policy.keeps == what:
             by_optimizer.setdefault(index, {})[number] = states.get(owner), saved[owner]
             continue
@@ -100,6 +102,8 @@ def restore(
             _tell_of_dropped(optimizers(model)[index], states.get(owner), saved[owner])
         elif runtime.current().engine.rank == 0:
             logger.warning("Checkpoint: it was saved with other options, and is dropped: %s", owner)
+    for index, of_optimizer in layouts.items():
+        reducers[index].restore_layouts(of_optimizer)
     for index, optimizer in enumerate(optimizers(model)):
         if index in by_optimizer:
             reducers[index].restore(by_optimizer[index])
@@ -108,15 +112,6 @@ def restore(
             updating.end_momentum()
     # a tape claims its part at its first step
     return tuple(owner for owner in left if owner not in states and not _OF_TAPES.match(owner))
-
-
-def _restore_layouts(model: keras.Model, states: Mapping[str, Arrays]) -> None:
-    """Go on with the buckets of a job of as many ranks; a job of another number plans its own."""
-    named = {match: layout for owner, layout in states.items() if (match := _LAYOUT_NAME.fullmatch(owner))}
-    for index, reducer in _reducers(model):
-        layouts = {int(match[2]): layout for match, layout in named.items() if int(match[1]) == index}
-        if layouts:
-            reducer.restore_layouts(layouts)
 
 
 def _tell_of_dropped(optimizer: Any, local: Arrays | None, of_ranks: Everyone) -> None:

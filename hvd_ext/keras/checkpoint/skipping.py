@@ -36,7 +36,11 @@ def skips(model: Any) -> bool:
 
 
 class Skipping:
-    """Stands in for a model's training step until the batches that an earlier job has trained on have been read."""
+    """Stands in for a model's training step until the batches that an earlier job has trained on have been read.
+
+    Attributes:
+        left: the number of batches that are still to be skipped.
+    """
 
     def __init__(
         self, model: keras.Model, batches: int, read: Callable[[Any], object], then: Callable[[], None]
@@ -51,39 +55,37 @@ class Skipping:
                 user's own keeps Keras from making them.
         """
         self._model = model
-        self._batches = self._left = batches
+        self._batches = self.left = batches
         self._read, self._then = read, then
         self._step = model.train_function
         model.train_function = self._skip
 
-    @property
-    def left(self) -> int:
-        """The number of batches that are still to be skipped."""
-        return self._left
-
     def end(self) -> None:
         """Give the model its training step back; warn if the epoch has ended too early."""
         self._model.train_function = self._step
-        if self._left:
+        if self.left:
             logger.warning(
                 "Checkpoint: the epoch ended %d batches before the one at which the earlier job stopped; are the data "
                 "the same?",
-                self._left,
+                self.left,
             )
-            self._left = 0
+            self.left = 0
 
     def _skip(self, iterator: Any) -> dict[str, Any]:
-        if self._left == self._batches:
+        if self.left == self._batches:
             self._read(iterator)
-        for _ in range(min(self._left, getattr(self._model, "steps_per_execution", 1) or 1)):
+        for _ in range(min(self.left, getattr(self._model, "steps_per_execution", 1) or 1)):
             batch = next(iterator)
-            self._left -= 1
-        if self._left:
+            self.left -= 1
+        if self.left:
             return {}
         _build_metrics(self._model, batch)
         self.end()
         self._then()
-        return _metrics(self._model)
+        try:
+            return dict(self._model.get_metrics_result())
+        except ValueError:  # not built
+            return {}
 
 
 def _build_metrics(model: keras.Model, batch: Any) -> None:
@@ -94,10 +96,3 @@ def _build_metrics(model: keras.Model, batch: Any) -> None:
         model._symbolic_build(data_batch=batch)
     except Exception as error:  # a training step of the user's own may need more than Keras knows
         logger.info("Checkpoint: the metrics of this epoch are not restored: %s: %s", type(error).__name__, error)
-
-
-def _metrics(model: keras.Model) -> dict[str, Any]:
-    try:
-        return dict(model.get_metrics_result())
-    except ValueError:  # not built
-        return {}

@@ -136,12 +136,17 @@ class Store:
                 model=files[0].name,
                 files=files,
             )
-            self._exchange("publish", lambda: self._disk(_WRITES, lambda: self._publish(writing, complete)))
+            publish = functools.partial(folder.publish, self._directory, writing, self._serial, complete)
+            self._exchange("publish", lambda: self._disk(_WRITES, publish) if self._leads else None)
         except BaseException:
             if self._leads:
                 shutil.rmtree(writing, ignore_errors=True)
             raise
-        self._prune()
+        try:
+            if self._leads:
+                folder.prune(self._directory, self._keep)
+        except OSError as error:
+            logger.warning("Checkpoint: rank %d cannot remove an old checkpoint: %s", self._rank, error)
         if self._rank == 0:
             megabytes, seconds = sum(file.nbytes for file in files) / 1e6, time.monotonic() - start_s
             name = folder.path_of(self._directory, self._serial).name
@@ -178,8 +183,7 @@ class Store:
         """Restore what `find` has found; all ranks call it; `CheckpointError` on all if the model differs."""
         self._load(path, saved)
         alike = saved.ranks == self._job.engine.size
-        owned = {name.removeprefix(_OWNER): section for name, section in self._own.items() if name.startswith(_OWNER)}
-        left = optimizer_states.restore(self._model, owned, path, saved, _OWNER)
+        left = optimizer_states.restore(self._model, self._sections(_OWNER), path, saved, _OWNER)
         if self._rank == 0:
             logger.info("%s: restored: epoch %d, batch %d", path.name, saved.epoch, saved.step)
             if not alike:
@@ -226,10 +230,7 @@ class Store:
 
     def restore_callbacks(self, callbacks: Sequence[Any]) -> tuple[str, ...]:
         """Give the callbacks of `fit` their state. Returns the saved callbacks that are not among them."""
-        saved = {
-            name.removeprefix(_CALLBACK): section for name, section in self._own.items() if name.startswith(_CALLBACK)
-        }
-        return callback_states.restore(callbacks, saved)
+        return callback_states.restore(callbacks, self._sections(_CALLBACK))
 
     @property
     def stopped(self) -> bool:
@@ -256,6 +257,10 @@ class Store:
     def forget(self) -> None:
         """Drop the restored state: training has gone on from it."""
         self._own = {}
+
+    def _sections(self, prefix: str) -> Sections:
+        """Give the restored sections whose names begin with a prefix, by the rest of their names."""
+        return {name.removeprefix(prefix): section for name, section in self._own.items() if name.startswith(prefix)}
 
     def _prepared(self, mark: str, arguments: dict[str, Any]) -> dict[str, Any]:
         model_state.ready(self._model)
@@ -304,17 +309,6 @@ class Store:
                 "keras": keras.__version__,
             },
         }
-
-    def _publish(self, writing: Path, complete: Manifest) -> None:
-        if self._leads:
-            folder.publish(self._directory, writing, self._serial, complete)
-
-    def _prune(self) -> None:
-        try:
-            if self._leads:
-                folder.prune(self._directory, self._keep)
-        except OSError as error:
-            logger.warning("Checkpoint: rank %d cannot remove an old checkpoint: %s", self._rank, error)
 
     def _offer(self, waiting: list[int]) -> dict[str, Any] | None:
         """Find the next checkpoint whose model's file is whole, on rank 0."""

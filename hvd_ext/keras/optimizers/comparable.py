@@ -45,7 +45,7 @@ def comparable(optimizer: Any, owner: str) -> dict[str, Any]:
     described = {f"{owner} {key}": _plain(value) for key, value in config.items() if key not in _MAY_DIFFER}
     for key, schedule in schedules.items():
         name = f"{owner} {key.replace('_', ' ')}"
-        if not _is_schedule(schedule):
+        if _schedule_class(schedule) is None:
             described[f"what the function of {name} returns"] = _number(schedule)
             continue
         described[f"{name} schedule"] = _words(schedule)
@@ -112,20 +112,16 @@ def _without_schedules(optimizer: Any) -> Iterator[dict[str, Callable[..., Any]]
         schedules += [(holder, name, holder[name]) for name in names if callable(holder.get(name))]
     try:
         for holder, name, value in schedules:
-            holder[name] = _stand_in(_base(value))()
+            holder[name] = _stand_in(_schedule_class(value) or keras.optimizers.schedules.LearningRateSchedule)()
         yield {name.removeprefix("_"): value for _, name, value in schedules}
     finally:
         for holder, name, value in schedules:
             holder[name] = value
 
 
-def _is_schedule(value: Any) -> bool:
-    return any(kind.__name__ == "LearningRateSchedule" for kind in type(value).__mro__)
-
-
-def _base(value: Any) -> type:
-    kinds = [kind for kind in type(value).__mro__ if kind.__name__ == "LearningRateSchedule"]
-    return kinds[0] if kinds else keras.optimizers.schedules.LearningRateSchedule
+def _schedule_class(value: Any) -> type | None:
+    """Give Keras' class of schedules that an object is derived from; None for a function."""
+    return next((kind for kind in type(value).__mro__ if kind.__name__ == "LearningRateSchedule"), None)
 
 
 @functools.cache

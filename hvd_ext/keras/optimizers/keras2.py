@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-import types
+import traceback
 import weakref
 from typing import Any
 
@@ -172,9 +172,7 @@ class Keras2(Distributed):
         plain = super().apply_gradients
         if not pairs:
             return plain(pairs, *arguments, **keywords)
-        with tf.init_scope():
-            steps = self.iterations
-        accumulation = self._hvd_ext.accumulation
+        steps, accumulation = self._steps, self._hvd_ext.accumulation
         if self._is_reduced(pairs) or not _asks_for_reduction(plain, arguments, keywords):
             if accumulation is None or not self._hvd_ext.computes:
                 return self._applied(plain, pairs, arguments, keywords)
@@ -182,8 +180,8 @@ class Keras2(Distributed):
             return steps
         pairs = self._unmarked(pairs)
         if accumulation is None:
-            return self._applied(plain, self._reduced(pairs, steps), arguments, keywords)
-        accumulation.step(pairs, lambda sums: self._applied(plain, self._reduced(sums, steps), arguments, keywords))
+            return self._applied(plain, self._reduced(pairs), arguments, keywords)
+        accumulation.step(pairs, lambda sums: self._applied(plain, self._reduced(sums), arguments, keywords))
         return steps
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -210,11 +208,9 @@ class Keras2(Distributed):
         if not pairs or _applies_at_once(self):
             return pairs
         self._hvd_ext.computes = True
-        with tf.init_scope():
-            steps = self.iterations
         if self._hvd_ext.accumulation is None:
-            return self._marked(self._reduced(pairs, steps))
-        return self._marked(self._hvd_ext.accumulation.gathered(pairs, lambda sums: self._reduced(sums, steps)))
+            return self._marked(self._reduced(pairs))
+        return self._marked(self._hvd_ext.accumulation.gathered(pairs, self._reduced))
 
     def _aggregated(self, plain: Any, pairs: Any) -> Pairs:
         """Reduce for a loss-scale optimizer around this one, or for a caller who applies the gradients afterwards."""
@@ -224,16 +220,19 @@ class Keras2(Distributed):
         if not self._is_reduced(pairs):
             if self._hvd_ext.accumulation is not None:
                 raise InvalidError(_PASSES_AND_SCALE)
-            with tf.init_scope():
-                steps = self.iterations
-            pairs = self._reduced(self._unmarked(pairs), steps)
+            pairs = self._reduced(self._unmarked(pairs))
         return self._marked(plain(pairs))
 
-    def _reduced(self, pairs: Pairs, steps: tf.Variable) -> Pairs:
+    @property
+    def _steps(self) -> tf.Variable:
+        with tf.init_scope():
+            return self.iterations
+
+    def _reduced(self, pairs: Pairs) -> Pairs:
         gradients, variables = zip(*pairs, strict=True)
         reducer = self._hvd_ext.reducer
         step = reducer.begin(list(gradients), list(variables), lambda: checks.settings(self, reducer.label))
-        return list(zip(step.reduce_all(steps), variables, strict=True))
+        return list(zip(step.reduce_all(self._steps), variables, strict=True))
 
     def _marked(self, pairs: Pairs) -> Pairs:
         # copies, since the gradient of a local variable may be the caller's own object
@@ -294,13 +293,11 @@ def _applies_at_once(optimizer: Any) -> bool:
 
     The method may be that of a loss-scale optimizer around this one: `compile` makes it, and leaves no mark.
     """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
         if frame.f_code.co_name in ("minimize", "get_updates") and frame.f_globals["__name__"].startswith("tf_keras."):
             caller = frame.f_locals.get("self")
             if caller is optimizer or _inner(caller) is optimizer:
                 return True
-        frame = frame.f_back
     return False
 
 
@@ -333,12 +330,9 @@ def _check(optimizer: Any) -> None:
         )
     if not _is_legacy(optimizer):
         return
-    if getattr(_inner(optimizer) or optimizer, "gradient_aggregator", None) not in (None, _default_aggregator()):
+    default = sys.modules["tf_keras"].optimizers.legacy.SGD().gradient_aggregator
+    if getattr(inner or optimizer, "gradient_aggregator", None) not in (None, default):
         raise InvalidError(
             f"optimizer {_name(optimizer)!r}: its gradient_aggregator would replace the reduction over the ranks; "
             "leave it out"
         )
-
-
-def _default_aggregator() -> Any:
-    return sys.modules["tf_keras"].optimizers.legacy.SGD().gradient_aggregator

@@ -70,7 +70,7 @@ class LARS(Layerwise):
     ) -> None:
         scheduled = isinstance(momentum, keras.optimizers.schedules.LearningRateSchedule)
         if not scheduled:
-            _check_momentum(momentum)
+            number("momentum", momentum, 0, 1)
         number("trust_coefficient", trust_coefficient, 0)
         if trust_coefficient == 0:
             raise InvalidError("trust_coefficient (0): must be above 0, or no layer would move")
@@ -112,7 +112,7 @@ class LARS(Layerwise):
                 f"momentum ({value!r}): optimizer {self.name!r} was made with a schedule of its momentum, which cannot "
                 "be set; make it with a number"
             )
-        _check_momentum(value)
+        number("momentum", value, 0, 1)
         self._momentum.assign(value)
 
     def build(self, variables: Sequence[Any]) -> None:
@@ -124,13 +124,12 @@ class LARS(Layerwise):
 
     def get_config(self) -> dict[str, Any]:
         """Give the arguments of the constructor, with the momentum as it is now."""
-        scheduled = not isinstance(self._momentum, keras.Variable)
+        if isinstance(self._momentum, keras.Variable):
+            momentum = float(str(self._momentum.numpy()))
+        else:
+            momentum = keras.optimizers.schedules.serialize(self._momentum)
         return super().get_config() | {
-            "momentum": (
-                keras.optimizers.schedules.serialize(self._momentum)
-                if scheduled
-                else float(str(self._momentum.numpy()))
-            ),
+            "momentum": momentum,
             "nesterov": self.nesterov,
             "rate_in_momentum": self.rate_in_momentum,
             "trust_coefficient": self.trust_coefficient,
@@ -191,7 +190,3 @@ class LARS(Layerwise):
             self.nesterov,
         )
         return True
-
-
-def _check_momentum(value: Any) -> None:
-    number("momentum", value, 0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
 # scale of their updates: they often begin at 0 or 1.
 BIASES_AND_NORMALIZATION = (r"(^|/)(bias|gamma|beta|scale)$",)
 
-
 Parallel = Literal["auto", True, False]
-PARALLEL = get_args(Parallel)
 
 
 class Layerwise(keras.optimizers.Optimizer):
@@ -55,7 +54,7 @@ class Layerwise(keras.optimizers.Optimizer):
                 f"max_trust ({max_trust!r}): must be a number above 0, and at least min_trust, which is {min_trust}; "
                 "None means no limit"
             )
-        if parallel not in PARALLEL or (isinstance(parallel, int) and not isinstance(parallel, bool)):
+        if parallel not in get_args(Parallel) or (isinstance(parallel, int) and not isinstance(parallel, bool)):
             raise InvalidError(f"parallel ({parallel!r}): must be 'auto', True or False")
         trust = _patterns("exclude_from_trust", exclude_from_trust)
         decay = _patterns("exclude_from_weight_decay", exclude_from_weight_decay)
@@ -143,8 +142,7 @@ class Layerwise(keras.optimizers.Optimizer):
         from hvd_ext.tensorflow import norms
 
         if norms.usable(variables):
-            both = [tf.convert_to_tensor(variable) for variable in variables], list(others)
-            squares = self._squares(both, variables)
+            squares = self._squares([*map(tf.convert_to_tensor, variables), *others], variables)
         else:
             squares = _plain_squares([*variables, *others])
         roots = ops.sqrt(squares)
@@ -158,13 +156,12 @@ class Layerwise(keras.optimizers.Optimizer):
             return ops.sqrt(norms.squares([tf.convert_to_tensor(variable) for variable in variables]))
         return ops.sqrt(_plain_squares(variables))
 
-    def _squares(self, both: tuple[list[tf.Tensor], list[tf.Tensor]], variables: Sequence[Any]) -> tf.Tensor:
-        """Give the squares of the norms of two lists; by the ranks together where they divide them."""
+    def _squares(self, tensors: list[tf.Tensor], variables: Sequence[Any]) -> tf.Tensor:
+        """Give the squares of the norms of variables, then of their updates; by the ranks together, if they share."""
         from hvd_ext.job import process_sets
         from hvd_ext.tensorflow import norms, sharing
         from hvd_ext.tensorflow.gradients import kinds
 
-        tensors = [*both[0], *both[1]]
         distribution = self._hvd_ext
         step = None if distribution is None else distribution.step
         if distribution is None or step is None or not self.parallel or distribution.reducer.options.partial:
@@ -182,16 +179,11 @@ class Layerwise(keras.optimizers.Optimizer):
             for which in (True, False)
         )
 
-        def together() -> tf.Tensor:
-            return norms.divided_squares(shared, job, f"{step.name}: norms")
-
-        def alone() -> tf.Tensor:
-            return norms.squares(shared)
-
+        alone = functools.partial(norms.squares, shared)
+        together = functools.partial(norms.divided_squares, shared, job, f"{step.name}: norms")
         if self.parallel == "auto":
-            if distribution.trial is None:
-                distribution.trial = sharing.Trial()
-            worst = lambda times: sharing.maximum(job, f"{step.name}: times", times)  # noqa: E731
+            distribution.trial = distribution.trial or sharing.Trial()
+            worst = functools.partial(sharing.maximum, job, f"{step.name}: times")
             squares = distribution.trial.run(shared, alone, together, worst)
         else:
             squares = together()

@@ -8,9 +8,6 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.job.process import size
 
 Rule = Literal["linear", "sqrt"]
-RULES = get_args(Rule)
-
-
 Optimizer = TypeVar("Optimizer")
 
 
@@ -35,8 +32,8 @@ def scale_learning_rate(optimizer_or_lr: Any, rule: Rule = "linear", ranks: int 
         InvalidError: there is no such rule or number of ranks, or the rate comes from a schedule.
         NotInitializedError: before `init()`, with ranks=None.
     """
-    if rule not in RULES:
-        raise InvalidError(f"rule ({rule!r}): must be one of {', '.join(RULES)}")
+    if rule not in get_args(Rule):
+        raise InvalidError(f"rule ({rule!r}): must be one of {', '.join(get_args(Rule))}")
     if ranks is not None and (isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1):
         raise InvalidError(f"ranks ({ranks!r}): must be a number of ranks, a whole number from 1")
     number = size() if ranks is None else ranks

@@ -15,7 +15,7 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.keras.optimizers.optimizer import Distributed
 from tests.ranks.compare import assert_equal
 from tests.ranks.migration.registry import check, compare, every, mine, named
-from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, model, values
+from tests.ranks.training import assert_same_bits_on_all_ranks, compiled, data, fill, model, values
 
 Schedule = hvd.callbacks.LearningRateScheduleCallback
 Warmup = hvd.callbacks.LearningRateWarmupCallback
@@ -24,9 +24,8 @@ Average = hvd.callbacks.MetricAverageCallback
 Best = hvd.callbacks.BestModelCheckpoint
 
 
-def compiled(rate: float = 0.5) -> keras.Model:
-    ours = model()
-    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(rate)), "mse")
+def built() -> keras.Model:
+    ours = compiled(keras.optimizers.SGD(0.5))
     ours.optimizer.build(ours.trainable_variables)
     return ours
 
@@ -37,7 +36,7 @@ def driven(callback: keras.callbacks.Callback, ours: keras.Model, steps: int = 2
 
 def rates(callback: keras.callbacks.Callback, steps: int = 2) -> list[float]:
     """Give the learning rate before each of two steps of three epochs."""
-    ours = compiled()
+    ours = built()
     calls = driven(callback, ours, steps)
     seen = []
     calls.on_train_begin()
@@ -95,7 +94,7 @@ compare(
 
 def bias_at_the_start(ours_is_local: bool = False, **keywords: Any) -> np.ndarray:
     """Begin training with unequal weights, and give the first layer's bias."""
-    ours = compiled()
+    ours = built()
     fill(ours.weights, salt=hvd.rank())
     local = {"local_variables": [ours.weights[1]]} if ours_is_local else {}
     driven(Broadcast(**keywords, **local), ours).on_train_begin()
@@ -111,7 +110,7 @@ def bias_of(rank: int) -> np.ndarray:
 def averaged(callback: keras.callbacks.Callback) -> tuple[float, float]:
     """End an epoch with a metric that differs."""
     logs = {"loss": float(hvd.rank() + 1)}
-    callback.set_model(compiled())
+    callback.set_model(built())
     callback.on_train_begin()
     callback.on_epoch_end(0, logs)
     return logs["loss"], (hvd.size() + 1) / 2
@@ -137,7 +136,7 @@ C = "callbacks.BestModelCheckpoint"
 def best() -> None:
     """Weights are saved at the best of three values, by rank 0, under the path that was set later."""
     with tempfile.TemporaryDirectory() as folder:
-        ours, path = compiled(), Path(folder) / "best.weights.h5"
+        ours, path = built(), Path(folder) / "best.weights.h5"
         callback = Best(monitor="acc", verbose=0, save_weights_only=True, mode="max", save_freq="epoch")
         with pytest.raises(InvalidError, match="no file to save to"):
             driven(callback, ours).on_train_begin()

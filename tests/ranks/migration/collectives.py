@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 import hvd_ext.keras as keras_face
-from tests.ranks.migration.registry import check, compare, evens, every, mine, same
+from tests.ranks.migration.registry import check, compare, evens, every, everyone, mine, same
 
 # What this rank gives to a collective of some ranks, and what comes; the salt makes the tensors of a group differ.
 Given = tuple[np.ndarray, np.ndarray]
@@ -67,7 +67,7 @@ def agrees(which: str, factor: float = 1.0, by: str = "", face: ModuleType = hvd
     """
     if "process_set" in keywords:
         keywords["process_set"] = evens()
-    ranks = list(evens().ranks) if "process_set" in keywords else list(range(hvd.size()))
+    ranks = list(evens().ranks) if "process_set" in keywords else everyone()
     if hvd.rank() not in ranks:
         return
     name = which.removeprefix("grouped_")
@@ -126,10 +126,6 @@ for _which, _arguments in TABLE.items():
 for _which in ("allreduce", "allgather", "broadcast", "reducescatter"):
     check(f"{_which}(value)")(functools.partial(agrees, _which, by="value", face=keras_face))
 check("broadcast(root_rank)")(functools.partial(agrees, "broadcast"))
-
-
-def everyone() -> list[int]:
-    return list(range(hvd.size()))
 
 
 NONE, S = hvd.Compression.none, hvd.Sum

@@ -15,11 +15,7 @@ import hvd_ext as hvd
 from docs import horovod
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import unsupported as refusals
-from tests.ranks.migration.registry import check, evens, every, mine, named, refused, same
-
-
-def everyone() -> list[int]:
-    return list(range(hvd.size()))
+from tests.ranks.migration.registry import check, evens, every, everyone, mine, named, refused, same
 
 
 @check("init", "init(comm)", "init(process_sets)")

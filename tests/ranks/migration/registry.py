@@ -65,8 +65,12 @@ def mine(salt: int = 0, shape: tuple[int, ...] = (4,)) -> np.ndarray:
 
 def every(salt: int = 0, shape: tuple[int, ...] = (4,), ranks: list[int] | None = None) -> list[np.ndarray]:
     """Give the numbers of all ranks, or of some."""
-    chosen = range(hvd.size()) if ranks is None else ranks
-    return [numbers.values(rank, shape, salt).astype(np.float32) for rank in chosen]
+    return [numbers.values(rank, shape, salt).astype(np.float32) for rank in ranks or everyone()]
+
+
+def everyone() -> list[int]:
+    """Give the numbers of all ranks."""
+    return list(range(hvd.size()))
 
 
 _sets: list[hvd.ProcessSet] = []

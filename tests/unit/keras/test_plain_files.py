@@ -6,20 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
+from tests.ranks.test_saving import OPTIMIZERS
 from tests.ranks.training import data, model, values
-
-OPTIMIZERS = {
-    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
-    "accumulation": lambda: keras.optimizers.Adam(0.02, gradient_accumulation_steps=2),
-    "ema": lambda: keras.optimizers.AdamW(0.02, use_ema=True, ema_momentum=0.5),
-    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05, momentum=0.9), initial_scale=16.0),
-}
 
 PLAIN = """
 import sys

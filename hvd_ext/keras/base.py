@@ -1,23 +1,60 @@
-"""What the callbacks share: a base class that Keras 2 takes too, the slots of both Keras, and two refusals."""
+"""What the callbacks share: a base class that Keras 2 takes too, the slots of both Keras, and two refusals.
+
+It lies beside the folder of callbacks, because `Checkpoint`, which that folder has too, is derived from it.
+"""
 
 from __future__ import annotations
 
 import numbers
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import keras
-import numpy as np
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.job.process import size
+from hvd_ext.job.process import rank, size
 from hvd_ext.job.process_sets import global_process_set
-from hvd_ext.keras.hooks import Hooks
 from hvd_ext.keras.optimizers import models
+
+Verbosity = Literal["auto", 0, 1, 2]
+
+
+class Hooks:
+    """Lets the `fit` of Keras 2 (tf_keras) take a callback of Keras 3; stands in front of its class.
+
+    Attributes:
+        works_on_batches: whether it does something before or after a training step.
+    """
+
+    works_on_batches = False
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return self.works_on_batches
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
 
 
 class Callback(Hooks, keras.callbacks.Callback):
     """A callback of Keras 3 that the `fit` of Keras 2 (tf_keras) takes as well."""
+
+
+def verbose(level: Verbosity = "auto") -> Verbosity:
+    """Give `fit`, `evaluate` and `predict` their `verbose`: the level on rank 0, and silence on all others.
+
+    Args:
+        level: "auto", 0, 1 (a bar) or 2 (a line an epoch), as in Keras.
+
+    Returns:
+        The level on rank 0, 0 elsewhere.
+
+    Raises:
+        NotInitializedError: before `init()`.
+    """
+    return level if rank() == 0 else 0
 
 
 def is_built(optimizer: Any) -> bool:
@@ -45,21 +82,6 @@ def is_number(value: Any) -> bool:
     if isinstance(value, numbers.Number):
         return not isinstance(value, complex)
     return getattr(value, "shape", None) == () and hasattr(value, "dtype")
-
-
-def number(value: Any) -> float | np.ndarray | None:
-    """Convert a value of the logs to numbers that can be averaged.
-
-    Returns:
-        A float, or a float64 array where the value has dimensions; None where it is no real number and no array or
-        tensor of them.
-    """
-    if is_number(value):
-        return float(value)
-    if not getattr(value, "shape", None):  # lists too stay as they are: a callback's own notes
-        return None
-    array = np.asarray(value)
-    return array.astype(np.float64) if array.dtype.kind in "biufV" and array.dtype.names is None else None
 
 
 def trains_together(model: Any) -> bool:
