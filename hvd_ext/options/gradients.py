@@ -105,7 +105,9 @@ class GradientOptions(ReductionOptions):
             for field in asking
             if getattr(self, field.name) not in (field.default, Compression.none)
         }
-        return frozenset(features if self.codec is None else features - {"compression"} | {"top-k"})
+        if self.codec is None:
+            return frozenset(features)
+        return frozenset(features - {"compression"} | {Codec.feature, self.codec.feature})
 
     def for_channel(self, job: Options) -> Options:
         """Return the options of a channel.
