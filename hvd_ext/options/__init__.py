@@ -171,10 +171,9 @@ class Options:
                 raise InvalidError(f"{field} ({seconds!r}): must be a number of seconds, 0 for never")
         if not is_whole(self.window) or not 1 <= self.window <= 1024:
             raise InvalidError(f"window ({self.window!r}): must be a whole number from 1 to 1024")
-        if self.probe not in PROBES:
-            raise InvalidError(f"probe ({self.probe!r}): must be one of {', '.join(PROBES)}")
-        if self.transport not in TRANSPORTS:
-            raise InvalidError(f"transport ({self.transport!r}): must be one of {', '.join(TRANSPORTS)}")
+        for field, known in (("probe", PROBES), ("transport", TRANSPORTS)):
+            if getattr(self, field) not in known:
+                raise InvalidError(f"{field} ({getattr(self, field)!r}): must be one of {', '.join(known)}")
         if not isinstance(self.interfaces, str) or " " in self.interfaces:
             raise InvalidError(
                 f"interfaces ({self.interfaces!r}): must be names of network interfaces, or networks such as "
