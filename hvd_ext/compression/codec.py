@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeGuard
 
 from hvd_ext.errors import InvalidError
@@ -27,6 +27,27 @@ class Codec(abc.ABC):
     name: ClassVar[str]  # of its file here, of tf_ops/engine/codec_NAME.cc, and on command lines
     # of PACK, TAKE, MERGE and RESELECT (tf_ops/plan/ir.def), what its vectors can go through besides being added
     rows: ClassVar[frozenset[str]] = frozenset()
+    # The key of `options.compatibility.FEATURES` by which options ask for a codec. A codec that other features refuse,
+    # too, has a feature of its own besides this one.
+    feature: ClassVar[str] = "top-k"
+    # other features -> the error message that refuses them together with `feature`
+    refuses: ClassVar[Mapping[str, str]] = {
+        "compression": (
+            "must be one of Compression.none, Compression.fp16, Compression.bf16, or hvd_ext.TopK(...) or another codec"
+        ),
+        "Keras 2": (
+            "compression=hvd_ext.TopK(...) or another codec works with optimizers of Keras 3, and with a tape; use "
+            "keras.optimizers, or a hvd_ext.DistributedGradientTape with the plain optimizer of tf_keras"
+        ),
+        "partial rounds": (
+            "sync: with compression=hvd_ext.TopK(...) or another codec it must be 'full', because a rank sends from "
+            "its residual and its gradient of the same step; leave one of the two out"
+        ),
+        "delay": (
+            "delay (1): with compression=hvd_ext.TopK(...) or another codec it must be 0, because a step that is "
+            "skipped must leave the residuals as they were before it, and the next step has used them already"
+        ),
+    }
 
     density: float | Literal["auto"]
     height: int | None  # the levels of the topology in which whole gradients are added up first; None for the fastest

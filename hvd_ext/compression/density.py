@@ -7,12 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 
-# The two densities of "auto", the steps of a window, and the change of the norm from which the higher density is used.
-# Accordion (Agarwal et al., MLSys 2021, section 4) compares epochs, with a change of 0.5.
-AUTO_DENSITIES = (0.1, 0.01)
-AUTO_WINDOW_STEPS = 100
-AUTO_CHANGE = 0.5
-
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
@@ -28,13 +22,14 @@ class Auto:
 
     At the end of each window of steps, the root mean square norm of the reduced gradients is compared with that of the
     window before. If |old - new| is at least `change` times old, and in the first window, the next window has the
-    higher density, else the lower (Accordion, algorithm 1).
+    higher density, else the lower (Accordion: Agarwal et al., MLSys 2021, algorithm 1). The paper compares epochs, with
+    a change of 0.5 (section 4).
 
     Args:
         densities: the higher density, then the lower.
         change: the relative change of the norm from which the higher density is used.
     """
 
-    window_steps: int = AUTO_WINDOW_STEPS
-    densities: tuple[float, float] = AUTO_DENSITIES
-    change: float = AUTO_CHANGE
+    window_steps: int = 100
+    densities: tuple[float, float] = (0.1, 0.01)
+    change: float = 0.5

@@ -1,4 +1,4 @@
-"""The selectors: ways to select k elements of a gradient. Tests, benchmarks and tables enumerate this list."""
+"""The selectors: ways to select k elements of a gradient. Tests enumerate this list."""
 
 from __future__ import annotations
 
@@ -19,69 +19,34 @@ class Selector:
     Attributes:
         name: the value for `mode` and `TopK(selector=...)`.
         number: its number in the native code (`Selector` of tf_ops/kernels/topk.h); None if TensorFlow computes it.
-        promises: the properties that a caller may rely on.
-        source: the paper or method that it comes from.
         unique: whether x and k alone determine the result.
         fills: whether it selects exactly k elements from every input.
     """
 
     name: str
     number: int | None
-    promises: str
-    source: str
     unique: bool
     fills: bool
 
 
 SELECTORS: tuple[Selector, ...] = (
-    Selector(
-        "exact",
-        0,
-        "the k elements of greatest magnitude, ties by lowest index; the same on every machine; one pass over memory",
-        "a lower bound from a sample, then one pass and a radix select among the candidates",
-        unique=True,
-        fills=True,
-    ),
-    Selector(
-        "mstopk",
-        1,
-        "exactly k elements: all above the upper threshold, a random run of those between the two thresholds",
-        "CommLib (MLSys 2021), Algorithm 1, guarded for ties, zeros, infinities and NaN",
-        unique=False,
-        fills=True,
-    ),
-    Selector(
-        "dgc",
-        2,
-        "at most k elements, the greatest of those above a threshold estimated from a sample",
-        "Deep Gradient Compression (ICLR 2018), section 5: hierarchical sampling",
-        unique=False,
-        fills=False,
-    ),
-    Selector(
-        "threshold",
-        3,
-        "all elements of at least the given magnitude, the k greatest where they are more",
-        "a fixed threshold (Strom, Interspeech 2015)",
-        unique=True,
-        fills=False,
-    ),
-    Selector(
-        "random",
-        4,
-        "k elements, each set of k equally likely",
-        "random-k (Stich et al., NeurIPS 2018)",
-        unique=False,
-        fills=True,
-    ),
-    Selector(
-        "tf",
-        None,
-        "tf.math.top_k, sorted by index: as exact where there are no denormals and no NaN; for comparison",
-        "tf.math.top_k of the magnitudes",
-        unique=True,
-        fills=True,
-    ),
+    # The k elements of greatest magnitude, ties by lowest index; the same on every machine; one pass over memory. A
+    # lower bound from a sample, then one pass and a radix select among the candidates.
+    Selector("exact", 0, unique=True, fills=True),
+    # Exactly k elements: all above the upper threshold, a random run of those between the two thresholds. CommLib
+    # (MLSys 2021), Algorithm 1, guarded for ties, zeros, infinities and NaN.
+    Selector("mstopk", 1, unique=False, fills=True),
+    # At most k elements, the greatest of those above a threshold estimated from a sample. Deep Gradient Compression
+    # (ICLR 2018), section 5: hierarchical sampling.
+    Selector("dgc", 2, unique=False, fills=False),
+    # All elements of at least the given magnitude, the k greatest where they are more. A fixed threshold (Strom,
+    # Interspeech 2015).
+    Selector("threshold", 3, unique=True, fills=False),
+    # k elements, each set of k equally likely. Random-k (Stich et al., NeurIPS 2018).
+    Selector("random", 4, unique=False, fills=True),
+    # tf.math.top_k of the magnitudes, sorted by index: as exact where there are no denormals and no NaN; for
+    # comparison.
+    Selector("tf", None, unique=True, fills=True),
 )
 
 

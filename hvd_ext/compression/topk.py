@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from hvd_ext.compression import selectors
 from hvd_ext.compression.codec import Codec, Where, is_number, is_whole
-from hvd_ext.compression.density import AUTO_DENSITIES, Schedule
+from hvd_ext.compression.density import Auto, Schedule
 from hvd_ext.errors import InvalidError
 
 Wire = Literal["fp16", "bf16", "fp32"]
@@ -182,7 +182,7 @@ class TopK(Codec):
     @property
     def schedule(self) -> Schedule:
         """The warm-up's densities, each for an equal part of its steps, and then the density; for "auto" its lower."""
-        target = AUTO_DENSITIES[1] if self.density == "auto" else float(self.density)
+        target = Auto.densities[1] if self.density == "auto" else float(self.density)
         if self.warmup is None:
             return Schedule((0,), (target,))
         kept = [density for density in self.warmup.densities if density > target]

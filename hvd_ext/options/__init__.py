@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from hvd_ext.compression.codec import is_whole
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import environment
 from hvd_ext.simulation.modes import Mode
@@ -157,10 +158,10 @@ class Options:
     def __post_init__(self) -> None:
         if not isinstance(self.algorithm, str) or not self.algorithm:
             raise InvalidError(f"algorithm ({self.algorithm!r}): must be 'auto' or the name of an algorithm")
-        if not _is_whole(self.bucket_nbytes) or self.bucket_nbytes < 1:
+        if not is_whole(self.bucket_nbytes) or self.bucket_nbytes < 1:
             raise InvalidError(f"bucket_nbytes ({self.bucket_nbytes!r}): must be a whole number of bytes, at least 1")
         object.__setattr__(self, "buckets", _checked_buckets(self.buckets))
-        if not _is_whole(self.replan_every) or self.replan_every < 0:
+        if not is_whole(self.replan_every) or self.replan_every < 0:
             raise InvalidError(f"replan_every ({self.replan_every!r}): must be a whole number of steps, 0 for never")
         object.__setattr__(self, "op", check_op(self.op))
         object.__setattr__(self, "compression", check_compression(self.compression))
@@ -168,12 +169,11 @@ class Options:
             seconds = getattr(self, field)
             if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
                 raise InvalidError(f"{field} ({seconds!r}): must be a number of seconds, 0 for never")
-        if not _is_whole(self.window) or not 1 <= self.window <= 1024:
+        if not is_whole(self.window) or not 1 <= self.window <= 1024:
             raise InvalidError(f"window ({self.window!r}): must be a whole number from 1 to 1024")
-        if self.probe not in PROBES:
-            raise InvalidError(f"probe ({self.probe!r}): must be one of {', '.join(PROBES)}")
-        if self.transport not in TRANSPORTS:
-            raise InvalidError(f"transport ({self.transport!r}): must be one of {', '.join(TRANSPORTS)}")
+        for field, known in (("probe", PROBES), ("transport", TRANSPORTS)):
+            if getattr(self, field) not in known:
+                raise InvalidError(f"{field} ({getattr(self, field)!r}): must be one of {', '.join(known)}")
         if not isinstance(self.interfaces, str) or " " in self.interfaces:
             raise InvalidError(
                 f"interfaces ({self.interfaces!r}): must be names of network interfaces, or networks such as "
@@ -204,93 +204,56 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One environment variable: its name, the field of `Options` that it fills, its type, default and meaning."""
+    """One environment variable: the field of `Options` that it fills, and its meaning."""
 
-    name: str
     field: str
-    type: type
-    default: str
     meaning: str
+
+    @property
+    def name(self) -> str:
+        """The variable's name."""
+        return f"HVD_EXT_{self.field.upper()}"
+
+    @property
+    def type(self) -> type:
+        """The type of its value: of the field's default, or str."""
+        default = getattr(Options, self.field)
+        return str if default is None else type(default)
+
+    @property
+    def default(self) -> str:
+        """The text that says the same as no variable."""
+        default = getattr(Options, self.field)
+        return default or "" if self.type is str else f"{default:.0f}"
 
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("HVD_EXT_ALGORITHM", "algorithm", str, "auto", "allreduce algorithm: auto, or a name that `plan` lists"),
+    Setting("algorithm", "allreduce algorithm: auto, or a name that `plan` lists"),
+    Setting("bucket_nbytes", "approximate size in bytes of the buckets of gradients"),
     Setting(
-        "HVD_EXT_BUCKET_NBYTES",
-        "bucket_nbytes",
-        int,
-        str(8 * MIB),
-        "approximate size in bytes of the buckets of gradients",
-    ),
-    Setting(
-        "HVD_EXT_BUCKETS",
         "buckets",
-        str,
-        "auto",
         "division of gradients into buckets: auto, by_size, wfbp, single, mgwfbp, optimal, or a layout's file",
     ),
     Setting(
-        "HVD_EXT_REPLAN_EVERY",
         "replan_every",
-        int,
-        "2000",
         "steps after which buckets are planned again from measured times, besides steps 20 and 200; 0: never",
     ),
-    Setting("HVD_EXT_TOPOLOGY", "topology", str, "", "YAML file of the topology; empty: the hosts are detected"),
+    Setting("topology", "YAML file of the topology; empty: the hosts are detected"),
     Setting(
-        "HVD_EXT_PROBE",
-        "probe",
-        str,
-        "auto",
-        "without a topology: auto measures the links once for each set of hosts; refresh: again; off: never",
+        "probe", "without a topology: auto measures the links once for each set of hosts; refresh: again; off: never"
     ),
+    Setting("cache", "folder where rank 0 keeps the measured links; empty: hvd_ext in the user's cache folder"),
+    Setting("stall_warn_s", "seconds after which a missing rank is named; 0: never"),
+    Setting("stall_fatal_s", "seconds after which waiting for a rank fails; 0: never"),
+    Setting("shared_memory", "1: ranks of a host read each other's memory; 0: they use MPI"),
+    Setting("transport", "what carries data between hosts: tcp, connections of our own; mpi; auto: the faster one"),
     Setting(
-        "HVD_EXT_CACHE",
-        "cache",
-        str,
-        "",
-        "folder where rank 0 keeps the measured links; empty: hvd_ext in the user's cache folder",
-    ),
-    Setting(
-        "HVD_EXT_STALL_WARN_S", "stall_warn_s", float, "60", "seconds after which a missing rank is named; 0: never"
-    ),
-    Setting(
-        "HVD_EXT_STALL_FATAL_S", "stall_fatal_s", float, "0", "seconds after which waiting for a rank fails; 0: never"
-    ),
-    Setting(
-        "HVD_EXT_SHARED_MEMORY",
-        "shared_memory",
-        bool,
-        "1",
-        "1: ranks of a host read each other's memory; 0: they use MPI",
-    ),
-    Setting(
-        "HVD_EXT_TRANSPORT",
-        "transport",
-        str,
-        "auto",
-        "what carries data between hosts: tcp, connections of our own; mpi; auto: the faster one",
-    ),
-    Setting(
-        "HVD_EXT_INTERFACES",
         "interfaces",
-        str,
-        "",
         "network interfaces that tcp uses, as in eth0,10.0.0.0/24; empty: Open MPI's btl_tcp_if_include, or all",
     ),
-    Setting(
-        "HVD_EXT_TRACE",
-        "trace",
-        str,
-        "",
-        "folder for a trace of every bucket, which the command `trace` reads; empty: no trace",
-    ),
-    Setting(
-        "HVD_EXT_QUIET", "quiet", bool, "0", "1: rank 0 does not print what runs (ranks, hosts, algorithm, buckets)"
-    ),
-    Setting(
-        "HVD_EXT_EXPLAIN", "explain", bool, "0", "1: rank 0 prints a table of the buckets whenever they are planned"
-    ),
+    Setting("trace", "folder for a trace of every bucket, which the command `trace` reads; empty: no trace"),
+    Setting("quiet", "1: rank 0 does not print what runs (ranks, hosts, algorithm, buckets)"),
+    Setting("explain", "1: rank 0 prints a table of the buckets whenever they are planned"),
 )
 
 
@@ -430,7 +393,3 @@ def _parsed(setting: Setting, text: str) -> Any:
         rule = str(error) if isinstance(error, InvalidError) else f"must be {kind}"
         raise InvalidError(f"environment variable {setting.name} ({text!r}): {rule}") from None
     return value
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -8,11 +8,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+from hvd_ext.compression import CODECS
+from hvd_ext.options.reduction import OPTIONS
+
 # feature -> how a user asks for it
 FEATURES: dict[str, str] = {
     "op=Sum": "`op=hvd.Sum`",
     "compression": "`compression=hvd.Compression.fp16` or `.bf16`",
-    "top-k": "`compression=hvd.TopK(...)` or `hvd.Sign()`",
+    "top-k": "`compression=hvd.TopK(...)` or another codec",
     "top-k until": "`compression=hvd.TopK(until=...)`",
     "predivide": "`gradient_predivide_factor`",
     "accumulation": "Keras' `gradient_accumulation_steps`",
@@ -47,13 +50,6 @@ _REFUSED: dict[frozenset[str], str] = {
         "gradient_predivide_factor: it splits the division of an average, but with op=Sum nothing is divided; leave "
         "one of them out"
     ),
-    frozenset({"compression", "top-k"}): (
-        "must be one of Compression.none, Compression.fp16, Compression.bf16, or hvd_ext.TopK(...) or hvd_ext.Sign(...)"
-    ),
-    frozenset({"top-k", "Keras 2"}): (
-        "compression=hvd_ext.TopK(...) or Sign(...) works with optimizers of Keras 3, and with a tape; use "
-        "keras.optimizers, or a hvd_ext.DistributedGradientTape with the plain optimizer of tf_keras"
-    ),
     frozenset({"local variables", "global_clipnorm"}): (
         "global_clipnorm: local variables count in the norm, so that each rank would scale the reduced gradients "
         "differently, and their weights would differ; use clipnorm or clipvalue, which clip each variable separately"
@@ -61,31 +57,17 @@ _REFUSED: dict[frozenset[str], str] = {
     frozenset({"backward_passes_per_step", "tape"}): "must be 1, because a tape does not accumulate gradients",
     frozenset({"accumulation", "Keras 2"}): "gradient_accumulation_steps",  # tf_keras' own words: it lacks this
     frozenset({"clipping", "global_clipnorm"}): "Only one of `clipnorm`, `clipvalue`",  # Keras' own words
-    frozenset({"top-k", "partial rounds"}): (
-        "sync: with compression=hvd_ext.TopK(...) or Sign(...) it must be 'full', because a rank sends from its "
-        "residual and its gradient of the same step; leave one of the two out"
-    ),
-    frozenset({"top-k", "delay"}): (
-        "delay (1): with compression=hvd_ext.TopK(...) or Sign(...) it must be 0, because a step that is skipped "
-        "must leave the residuals as they were before it, and the next step has used them already"
-    ),
-    frozenset({"partial rounds", "delay"}): (
-        "delay (1): only with sync='full'; other steps return at once where a rank is late, and need no delay"
-    ),
-    frozenset({"partial rounds", "Keras 2"}): (
-        "sync and delay: only optimizers of Keras 3 and tapes have them; use keras.optimizers, or a "
-        "hvd_ext.DistributedGradientTape with the plain optimizer of tf_keras"
-    ),
-    frozenset({"delay", "Keras 2"}): (
-        "sync and delay: only optimizers of Keras 3 and tapes have them; use keras.optimizers, or a "
-        "hvd_ext.DistributedGradientTape with the plain optimizer of tf_keras"
-    ),
-    frozenset({"partial rounds", "SyncBatchNormalization"}): (
-        "sync: the model has a hvd_ext.SyncBatchNormalization, which waits for all ranks in each forward pass, so that "
-        "steps would wait for all ranks too; use keras.layers.BatchNormalization, or sync='full'"
-    ),
     frozenset({"LARS, LAMB", "Keras 2"}): "Could not interpret optimizer identifier",  # tf_keras' own words
     **{frozenset({"XLA", feature}): XLA for feature in FEATURES if feature != "XLA"},
+    # codecs and the options that ask for policies say themselves what they are refused with
+    **{
+        frozenset({feature, other}): words
+        for feature, refuses in (
+            *((codec.feature, codec.refuses) for codec in CODECS.values()),
+            *((field.metadata["feature"], field.metadata["refuses"]) for field in OPTIONS),
+        )
+        for other, words in refuses.items()
+    },
 }
 # what is refused with top-k gradients is refused with those that end, in the same words
 REFUSED = _REFUSED | {pair - {"top-k"} | {"top-k until"}: words for pair, words in _REFUSED.items() if "top-k" in pair}
@@ -183,15 +165,7 @@ class Pair:
 
 
 def words(first: str, second: str) -> str:
-    """Return the error message that refuses a pair.
-
-    Args:
-        first: a feature.
-        second: another feature.
-
-    Returns:
-        The message, or words that it must contain; "" for a pair that works.
-    """
+    """Return the error message that refuses a pair, or words that it must contain; "" for a pair that works."""
     return REFUSED.get(frozenset({first, second}), "")
 
 
@@ -201,12 +175,8 @@ def refused(features: frozenset[str]) -> str:
 
 
 def pairs() -> tuple[Pair, ...]:
-    """Return every pair of features.
-
-    Returns:
-        The pairs, in the order of `FEATURES`.
-    """
-    return tuple(_pair(first, second) for first, second in itertools.combinations(FEATURES, 2))
+    """Return every pair of features, in the order of `FEATURES`."""
+    return tuple(itertools.starmap(_pair, itertools.combinations(FEATURES, 2)))
 
 
 def _pair(first: str, second: str) -> Pair:

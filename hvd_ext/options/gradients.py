@@ -105,7 +105,9 @@ class GradientOptions(ReductionOptions):
             for field in asking
             if getattr(self, field.name) not in (field.default, Compression.none)
         }
-        return frozenset(features if self.codec is None else features - {"compression"} | {"top-k"})
+        if self.codec is None:
+            return frozenset(features)
+        return frozenset(features - {"compression"} | {Codec.feature, self.codec.feature})
 
     def for_channel(self, job: Options) -> Options:
         """Return the options of a channel.
@@ -172,7 +174,7 @@ def _checked_compression(compression: Any) -> Compression:
     try:
         return check_compression(compression)
     except InvalidError as error:
-        raise InvalidError(f"{error}, or hvd_ext.TopK(...) or hvd_ext.Sign(...)") from None
+        raise InvalidError(f"{error}, or hvd_ext.TopK(...) or another codec") from None
 
 
 def _check_algorithm(algorithm: str | None, sparse: Codec | None) -> None:
@@ -182,7 +184,7 @@ def _check_algorithm(algorithm: str | None, sparse: Codec | None) -> None:
     if sparse is not None:
         if algorithm not in (None, *sparse_names):
             raise InvalidError(
-                f"algorithm ({algorithm!r}): with compression=hvd_ext.TopK(...) or Sign(...) it must be one of "
+                f"algorithm ({algorithm!r}): with compression=hvd_ext.TopK(...) or another codec it must be one of "
                 f"{', '.join(sparse_names)}, or None; gradients that are sent whole use the "
                 "algorithm of init"
             )

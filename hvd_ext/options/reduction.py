@@ -7,7 +7,7 @@ What takes options reads this list: the arguments of optimizers, tapes and `load
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -20,8 +20,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Compared = Literal["value", "channel", "otherwise"]
 
+_NOT_WITH_KERAS2 = (
+    "sync and delay: only optimizers of Keras 3 and tapes have them; use keras.optimizers, or a "
+    "hvd_ext.DistributedGradientTape with the plain optimizer of tf_keras"
+)
 
-def option(default: T, text: str, *, compared: Compared = "value", feature: str = "", engine: str = "") -> T:
+
+def option(
+    default: T,
+    text: str,
+    *,
+    compared: Compared = "value",
+    feature: str = "",
+    refuses: Mapping[str, str] | None = None,
+    engine: str = "",
+) -> T:
     """Describe an option; a field of a dataclass.
 
     Args:
@@ -30,10 +43,12 @@ def option(default: T, text: str, *, compared: Compared = "value", feature: str 
         compared: what the ranks compare: its "value", or that of the "channel", which is the value of `init` where the
             option is None; "otherwise": something else.
         feature: the key of `compatibility.FEATURES` that another value than the default asks for.
+        refuses: the error message that refuses this feature together with another one, by the other one's key. It
+            stands here, and not in the policy that serves the feature, because options are checked without TensorFlow.
         engine: its type in C, if the engine gets it with partial rounds: HvdExtPartial of tf_ops/engine/spec.def has a
             field of its name.
     """
-    about = {"text": text, "compared": compared, "feature": feature, "engine": engine}
+    about = {"text": text, "compared": compared, "feature": feature, "refuses": refuses or {}, "engine": engine}
     return dataclasses.field(default=default, metadata=about)
 
 
@@ -49,8 +64,8 @@ class ReductionOptions:
     )
     algorithm: Algorithm | SparseAlgorithm | None = option(
         None,
-        '"auto" or an allreduce algorithm; None: that of `init`. With a `TopK` or `Sign` an algorithm for what they '
-        'send ("hitopk", "naive_allgather", and with `TopK` "gtopk"); None: "hitopk".',
+        '"auto" or an allreduce algorithm; None: that of `init`. With `TopK` or another codec an algorithm for what '
+        'they send ("hitopk", "naive_allgather", and with `TopK` "gtopk"); None: "hitopk".',
         compared="channel",
     )
     bucket_nbytes: int | None = option(
@@ -67,7 +82,7 @@ class ReductionOptions:
     compression: Compression | Codec | None = option(
         None,
         "how float32 gradients are sent: `hvd_ext.Compression.fp16` or `.bf16`; `hvd_ext.TopK`, the largest elements "
-        "only, or `hvd_ext.Sign`, signs (docs/topk.md). None: that of `init`.",
+        "only, `hvd_ext.Quantized`, numbers of few bits, or `hvd_ext.Sign` (docs/topk.md). None: that of `init`.",
         compared="channel",
         feature="compression",
     )
@@ -112,6 +127,13 @@ class ReductionOptions:
         '"majority", those of a rank drawn for each step; "quorum", the first `quorum` of them; "auto", a quorum that '
         "the job chooses. Gradients that come late enter a later step.",
         feature="partial rounds",
+        refuses={
+            "Keras 2": _NOT_WITH_KERAS2,
+            "SyncBatchNormalization": (
+                "sync: the model has a hvd_ext.SyncBatchNormalization, which waits for all ranks in each forward pass, "
+                "so that steps would wait for all ranks too; use keras.layers.BatchNormalization, or sync='full'"
+            ),
+        },
     )
     quorum: int | None = option(
         None,
@@ -124,6 +146,12 @@ class ReductionOptions:
         "1: a step has the gradients of the step before it, so that computation hides communication; only with "
         'sync="full". The first step has none.',
         feature="delay",
+        refuses={
+            "partial rounds": (
+                "delay (1): only with sync='full'; other steps return at once where a rank is late, and need no delay"
+            ),
+            "Keras 2": _NOT_WITH_KERAS2,
+        },
     )
 
 

@@ -119,7 +119,7 @@ def get(name: str) -> Schedule:
     if name in sparse_names():
         raise PlanError(
             f"algorithm {name!r}: it sends selected elements only; give compression=hvd_ext.TopK(...) or "
-            f"Sign(...) too, or one of {', '.join(names())}"
+            f"another codec too, or one of {', '.join(names())}"
         )
     return _module(name, names(), "must be 'auto' or one of")
 
@@ -132,7 +132,7 @@ def sparse(name: str) -> SparseSchedule:
     """
     return cast(
         SparseSchedule,
-        _module(name, sparse_names(), "with compression=hvd_ext.TopK(...) or Sign(...) it must be one of"),
+        _module(name, sparse_names(), "with compression=hvd_ext.TopK(...) or another codec it must be one of"),
     )
 
 

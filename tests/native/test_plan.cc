@@ -41,7 +41,7 @@ TEST("plan: a job of one rank has a plan without rows, and a plan that is refuse
 }
 
 TEST("plan: unknown opcodes, peers outside the job, units outside the buffer and rounds that decrease are refused") {
-  Refuses({{0, kSend, 1, 0, 1}, {0, 13, 1, 1, 1}}, "row 1: opcode 13 is unknown");
+  Refuses({{0, kSend, 1, 0, 1}, {0, 14, 1, 1, 1}}, "row 1: opcode 14 is unknown");
   Refuses({{0, 0, 1, 0, 1}}, "row 0: opcode 0 is unknown");
   Refuses({{0, kSend, 4, 0, 1}}, "row 0: peer 4 must be in [0, 4)");
   Refuses({{0, kSend, -1, 0, 1}}, "row 0: peer -1 must be in [0, 4)");

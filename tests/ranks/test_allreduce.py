@@ -1,7 +1,8 @@
-"""Allreduce: right for every dtype, shape and algorithm, eager and traced, and differentiable."""
+"""Allreduce: right for every dtype, shape and algorithm, eager and traced (gradients: test_collectives_in_sets.py)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import numpy as np
@@ -200,20 +201,7 @@ def test_sizes_unknown_to_a_graph_get_the_plan_of_their_class(rank: int, size: i
         np.testing.assert_array_equal(result, total(size, (elements,)))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("op", "divisor"), [(hvd.Sum, False), (hvd.Average, True)])
-def test_the_gradient_of_an_allreduce_is_an_allreduce(way: str, op: int, divisor: bool, rank: int, size: int) -> None:
-    def gradient(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(hvd.allreduce(x, op=op, prescale_factor=0.5, postscale_factor=4.0) * weights)
-        return tape.gradient(loss, x)
-
-    weights = values(rank, (6,), 3).astype(np.float64)
-    result = WAYS[way](gradient)(tf.zeros(6, tf.float64), tf.constant(weights))
-    np.testing.assert_allclose(result, 2 * total(size, (6,), 3) / (size if divisor else 1), rtol=1e-15)
-
-
+ONE = tf.constant([1.0])
 SLICES = tf.IndexedSlices(tf.zeros([1, 2]), tf.constant([0]), tf.constant([3, 2]))
 
 
@@ -233,6 +221,7 @@ SLICES = tf.IndexedSlices(tf.zeros([1, 2]), tf.constant([0]), tf.constant([3, 2]
         (1.0, {"postscale_factor": "2"}, "postscale_factor .*: must be a finite number"),
         (1.0, {"postscale_factor": tf.constant(2.0)}, "postscale_factor .*: must be a finite number"),
         (1.0, {"name": ""}, "name .*must be a text"),
+        (1.0, {"compression": "fp16"}, r"compression \('fp16'\): must be one of"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused_in_words(tensor: object, options: dict[str, object], words: str) -> None:
@@ -240,9 +229,31 @@ def test_arguments_that_cannot_be_are_refused_in_words(tensor: object, options: 
         hvd.allreduce(tensor, **options)
 
 
-def test_other_refusals_of_arguments() -> None:
-    with pytest.raises(InvalidError, match=r"reducescatter: op .*Min.*the others are for hvd_ext.allreduce"):
-        hvd.reducescatter(tf.zeros(3), op=hvd.Min)
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: hvd.allgather(tf.constant(1.0)), "allgather .*a scalar has none"),
+        (lambda: hvd.allgather(tf.constant(["text"])), "allgather .*string.*must be one of"),
+        (lambda: hvd.alltoall(tf.constant(1.0)), "alltoall .*a scalar has none"),
+        (lambda: hvd.alltoall(tf.constant(["text"])), "alltoall .*string.*must be one of"),
+        (lambda: hvd.alltoall(ONE, [1.0]), r"splits \(float32\[1\]\): must be a vector of whole numbers"),
+        (lambda: hvd.alltoall(ONE, 1), r"splits \(int32\[\]\): must be a vector"),
+        (lambda: hvd.reducescatter(tf.constant(1.0)), "reducescatter .*a scalar has none"),
+        (lambda: hvd.reducescatter(tf.constant([1], tf.uint8)), "reducescatter .*uint8.*must be one of"),
+        (lambda: hvd.reducescatter(ONE, op=1), "reducescatter: op .*hvd_ext.Average or hvd_ext.Sum"),
+        (lambda: hvd.reducescatter(ONE, op=hvd.Min), "reducescatter: op .*Min.*the others are for hvd_ext.allreduce"),
+        (lambda: hvd.grouped_allreduce(tf.zeros(3)), "takes a list of tensors"),
+        (lambda: hvd.grouped_allreduce([tf.zeros(3), tf.constant([True])]), "bool"),
+        (lambda: hvd.grouped_allgather([tf.zeros(3), tf.zeros(())]), "a scalar has none"),
+        (lambda: hvd.allreduce(SLICES, algorithm="ring"), "rows are gathered; leave it out"),
+    ],
+)
+def test_so_are_those_of_other_collectives(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(InvalidError, match=words):
+        call()
+
+
+def test_an_algorithm_that_does_not_exist_is_named() -> None:
     with pytest.raises(PlanError, match="no_such_algorithm"):
         hvd.allreduce(tf.zeros(3), algorithm="no_such_algorithm")
 

@@ -13,7 +13,7 @@ import hvd_ext as hvd
 from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.tensorflow.collectives import objects, variables as variables_module
 from hvd_ext.tensorflow.collectives.dtypes import MOVED
-from tests.ranks.numbers import WAYS, eagerly_and, total, values
+from tests.ranks.numbers import WAYS, eagerly_and, values
 
 
 def typed(rank: int, dtype: str, shape: tuple[int, ...] = (5, 2)) -> tf.Tensor:
@@ -33,21 +33,6 @@ def test_every_rank_can_be_the_root(shape: tuple[int, ...], rank: int, size: int
     for root in range(size):
         result = hvd.broadcast(values(rank, shape).astype(np.float32), root)
         np.testing.assert_array_equal(result, values(root, shape))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_the_gradient_is_horovods_the_average_on_the_root_and_zero_elsewhere(way: str, rank: int, size: int) -> None:
-    root = size // 2
-
-    def gradient(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(hvd.broadcast(x, root) * weights)
-        return tape.gradient(loss, x)
-
-    weights = tf.constant(values(rank, (4,), 1) * size, tf.float64)
-    result = WAYS[way](gradient)(tf.zeros(4, tf.float64), weights)
-    np.testing.assert_array_equal(result, total(size, (4,), 1) if rank == root else np.zeros(4))
 
 
 @pytest.mark.parametrize("piece_nbytes", [1, 64 << 20])

@@ -74,15 +74,17 @@ def test_every_collective_has_the_members_values(way: str, mine: list[ProcessSet
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_gradients_are_those_of_the_members(way: str, mine: list[ProcessSet], rank: int) -> None:
-    """As in Horovod; each member's loss is the result weighed with numbers of its own."""
+def test_gradients_are_horovods_in_all_ranks_and_in_sets(way: str, mine: list[ProcessSet], rank: int) -> None:
+    """Each member's loss is the result weighed with numbers of its own; parts are of unequal length."""
 
     def gradients(tensor: tf.Tensor, weights: tf.Tensor, where: ProcessSet) -> dict[str, tf.Tensor]:
         calls = {
             "average": lambda t: hvd.allreduce(t, prescale_factor=2.0, process_set=where),
-            "allgather": lambda t: hvd.allgather(t, process_set=where),
-            "broadcast": lambda t: hvd.broadcast(t, where.ranks[0], process_set=where),
+            "sum": lambda t: hvd.allreduce(t, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0, process_set=where),
+            "allgather": lambda t: hvd.allgather(t[: where.ranks.index(rank) + 1], process_set=where),
+            "broadcast": lambda t: hvd.broadcast(t, where.ranks[len(where.ranks) // 2], process_set=where),
             "reducescatter": lambda t: hvd.reducescatter(t, process_set=where, postscale_factor=2.0),
+            "rows of a sum": lambda t: hvd.reducescatter(tf.concat([t, t[:1]], 0), op=hvd.Sum, process_set=where),
             "alltoall": lambda t: hvd.alltoall(t, process_set=where),
         }
         found = {}
@@ -94,14 +96,21 @@ def test_gradients_are_those_of_the_members(way: str, mine: list[ProcessSet], ra
             found[name] = tape.gradient(loss, tensor)
         return found
 
-    for where in mine:
+    for where in [*mine, hvd.global_process_set] if hvd.size() > 1 else mine:
         n, place = len(where.ranks), where.ranks.index(rank)
-        w = [values(other, (n * n, 2), 5).astype(np.float64) for other in where.ranks]
+        w = [values(other, (n * n + 1, 2), 5).astype(np.float64) for other in where.ranks]
         found = WAYS[way](lambda a, b, where=where: gradients(a, b, where))(x(rank, n, 2), tf.constant(w[place]))
         np.testing.assert_allclose(found["average"], 2 * sum(w)[:n] / n, rtol=1e-15)
-        np.testing.assert_allclose(found["allgather"], sum(w)[place * n : (place + 1) * n] / n, rtol=1e-15)
-        np.testing.assert_allclose(found["broadcast"], sum(w)[:n] / n if place == 0 else np.zeros((n, 2)), rtol=1e-15)
+        np.testing.assert_allclose(found["sum"], 2 * sum(w)[:n], rtol=1e-15)
+        part, begin = place + 1, place * (place + 1) // 2
+        np.testing.assert_allclose(found["allgather"][:part], sum(w)[begin : begin + part] / n, rtol=1e-15)
+        assert not np.any(found["allgather"][part:])
+        root = place == n // 2
+        np.testing.assert_allclose(found["broadcast"], sum(w)[:n] / n if root else np.zeros((n, 2)), rtol=1e-15)
         np.testing.assert_array_equal(found["reducescatter"], 2 * np.stack([one[0] for one in w]))
+        joined = n * np.stack([w[0][0], w[0][1], *(one[0] for one in w[1:])])  # the first rank has two rows
+        joined[0] += joined[n]
+        np.testing.assert_array_equal(found["rows of a sum"], joined[:n])
         np.testing.assert_array_equal(found["alltoall"], np.stack([one[place] for one in w]))
 
 

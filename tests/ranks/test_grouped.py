@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.errors import InvalidError, MismatchError
+from hvd_ext.errors import MismatchError
 from tests.ranks.compare import assert_equal
 from tests.ranks.numbers import WAYS, total, values
 
@@ -187,14 +187,3 @@ def test_groups_that_differ_are_refused_on_all_ranks_before_anything_is_exchange
     for part in ("'g'", f"rank {size - 1} has", "rank 0 has", *parts):
         assert part in words
     assert float(hvd.grouped_allreduce([1.0], op=hvd.Sum, name="g")[0]) == size
-
-
-def test_what_is_not_a_group_is_refused_in_words(rank: int) -> None:
-    with pytest.raises(InvalidError, match="takes a list of tensors"):
-        hvd.grouped_allreduce(tf.zeros(3))
-    with pytest.raises(InvalidError, match="bool"):
-        hvd.grouped_allreduce([tf.zeros(3), tf.constant([True])])
-    with pytest.raises(InvalidError, match="a scalar has none"):
-        hvd.grouped_allgather([tf.zeros(3), tf.zeros(())])
-    with pytest.raises(InvalidError, match="rows are gathered; leave it out"):
-        hvd.allreduce(members(rank, sparse=True)[1], algorithm="ring")

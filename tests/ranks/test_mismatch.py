@@ -19,15 +19,13 @@ from hvd_ext.errors import CommunicationError, HvdExtError, InvalidError, Mismat
 from hvd_ext.job import process, runtime
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.gradients import registration
+from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.numbers import total, values
 
-pytestmark = pytest.mark.ranks(1, 2, 3, 8)
-
-
-@pytest.fixture(autouse=True)
-def _several_ranks(size: int) -> None:
-    if size == 1:
-        pytest.skip("one rank cannot differ from itself: run under mpirun -np 2 or more")
+pytestmark = [
+    pytest.mark.ranks(1, 2, 3, 8),
+    pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="one rank cannot differ from itself"),
+]
 
 
 @pytest.fixture

@@ -11,15 +11,13 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import HvdExtError, InvalidError, MismatchError
+from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.numbers import total, values
 
-pytestmark = pytest.mark.ranks(1, 2)
-
-
-@pytest.fixture(autouse=True)
-def _several_ranks(size: int) -> None:
-    if size == 1:
-        pytest.skip("one rank cannot differ from itself: run under mpirun -np 2 or more")
+pytestmark = [
+    pytest.mark.ranks(1, 2),
+    pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="one rank cannot differ from itself"),
+]
 
 
 def ones(*shape: int, dtype: str = "float32") -> tf.Tensor:

@@ -11,14 +11,12 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, MismatchError
+from tests.ranks.conftest import LAUNCHED_SIZE
 
-pytestmark = pytest.mark.ranks(1, 2)
-
-
-@pytest.fixture(autouse=True)
-def _several_ranks(size: int) -> None:
-    if size == 1:
-        pytest.skip("one rank waits for nobody: run under mpirun -np 2 or more")
+pytestmark = [
+    pytest.mark.ranks(1, 2),
+    pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="one rank waits for no other"),
+]
 
 
 def error_of(call: Callable[[], Any]) -> str:

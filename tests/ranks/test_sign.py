@@ -11,39 +11,26 @@ import hvd_ext as hvd
 from hvd_ext.errors import HvdExtError
 from tests.ranks.compare import assert_equal
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.topk_jobs import Expected, apply, gradients, hosts_of, variables
+from tests.ranks.topk_jobs import Beside, apply, gradients, hosts_of, variables
 from tests.ranks.topk_model import SignModel
-from tests.ranks.training import assert_same_bits_on_all_ranks, values
+from tests.ranks.training import values
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("apart")]
 
 SIGNS = {"min_elements": 10}
 
 
-class Beside:
-    """Training beside the model, which is compared after every step."""
-
-    def __init__(self, dense_steps: int = 0) -> None:
-        self.weights, self.expected, self.dense_steps = variables(), None, dense_steps
-        codec = hvd.Sign(dense_steps, **SIGNS)
-        self.optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=codec)
-
-    def train(self, first: int, end: int, density: float | None = None) -> None:
-        for step in range(first, end):
-            every = [gradients(rank, step) for rank in range(hvd.size())]
-            apply(self.optimizer, every[hvd.rank()], self.weights)
-            self.expected = self.expected or Expected(self.optimizer, hosts_of(hvd.size()), SignModel)
-            self.expected.step(every, density or (1.0 if step < self.dense_steps else 1 / 32))
-            assert_equal(self.weights, self.expected.weights)
-        assert_same_bits_on_all_ranks(self.weights)
+def beside(dense_steps: int = 0, flushed: int = -1) -> Beside:
+    codec = hvd.Sign(dense_steps, **SIGNS)
+    return Beside(codec, lambda step: 1.0 if step < dense_steps or step == flushed else 1 / 32, SignModel)
 
 
 def test_steps_are_those_of_the_model_and_what_is_not_sent_enters_later_steps() -> None:
-    tried = Beside()
+    tried = beside(flushed=4)
     tried.train(0, 4)
     assert hvd.size() == 1 or tried.expected.waiting() != 0
     hvd.flush(tried.optimizer)
-    tried.train(4, 5, density=1.0)
+    tried.train(4, 5)
     assert tried.expected.waiting() == 0
     # all that was given has been applied, but for the rounding of the scales
     applied = -sum(weight.astype(np.float64).sum() for weight in values(tried.weights)) * hvd.size()
@@ -52,7 +39,7 @@ def test_steps_are_those_of_the_model_and_what_is_not_sent_enters_later_steps() 
 
 
 def test_the_first_steps_may_be_dense() -> None:
-    tried = Beside(dense_steps=2)
+    tried = beside(dense_steps=2)
     tried.train(0, 2)
     assert tried.expected.waiting() == 0
     tried.train(2, 4)
@@ -60,7 +47,7 @@ def test_the_first_steps_may_be_dense() -> None:
 
 
 def test_a_gradient_that_is_not_finite_skips_the_step_on_all_ranks() -> None:
-    tried = Beside()
+    tried = beside()
     tried.train(0, 2)
     before = values(tried.weights)
     bad = gradients(hvd.rank(), 9)

@@ -318,24 +318,6 @@ def test_a_gradient_that_was_not_there_in_the_first_step_is_refused() -> None:
     assert equal_on_all_ranks(digest([first, second]))
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"sync": "some"}, r"sync \('some'\): must be one of 'full', 'solo', 'majority', 'quorum', 'auto'"),
-        ({"sync": "quorum"}, r"quorum \(None\): with sync='quorum' it must be a number of ranks"),
-        ({"sync": "solo", "quorum": 2}, r"quorum \(2\): only sync='quorum' has one"),
-        ({"sync": "solo", "staleness": -1}, r"staleness \(-1\): must be a whole number of steps from 0"),
-        ({"delay": 2}, r"delay \(2\): must be 0 or 1"),
-        ({"sync": "solo", "delay": 1}, r"delay \(1\): only with sync='full'"),
-    ],
-)
-def test_wrong_options_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidError, match=words):
-        hvd.DistributedOptimizer(keras.optimizers.SGD(), **options)
-    with pytest.raises(InvalidError, match=words):
-        hvd.DistributedGradientTape(tf.GradientTape(), **options)
-
-
 def test_a_quorum_of_more_ranks_than_there_are_is_refused() -> None:
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(), sync="quorum", quorum=hvd.size() + 1)
     with pytest.raises(HvdExtError, match=rf"quorum \({hvd.size() + 1}\) must be in \[1, {hvd.size()}\]"):

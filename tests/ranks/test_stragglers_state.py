@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -19,7 +20,8 @@ from hvd_ext.options import Average, Sum
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.gradients import registration
-from hvd_ext.tensorflow.gradients.carried import Held, rounds
+from hvd_ext.tensorflow.gradients.channel import Channel
+from hvd_ext.tensorflow.gradients.policies.late import Late
 from tests.ranks.compare import assert_equal
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.training import checkpoint, data, model, shared
@@ -128,6 +130,12 @@ def test_what_was_held_is_applied_after_a_restart() -> None:
     np.testing.assert_array_equal(variable.numpy(), -np.array([1, 2, 3]) * sum(range(1, hvd.size() + 1)))
 
 
+def late_on(channel: Channel, **options: Any) -> Late:
+    """The policy of a list of gradients that has only its channel."""
+    given = GradientOptions(sync="solo", **options)
+    return Late(SimpleNamespace(options=given, job=runtime.current(), channels=[channel]))
+
+
 @pytest.mark.parametrize("op", [Sum, Average])
 def test_another_number_of_ranks_holds_the_scaled_sum_on_rank_0(op: Any) -> None:
     job = runtime.current()
@@ -140,13 +148,13 @@ def test_another_number_of_ranks_holds_the_scaled_sum_on_rank_0(op: Any) -> None
     ]
     half = tf.constant([1.0, 2.0, 3.0], tf.bfloat16).numpy()
     states[2]["1/b"] = half.view(np.uint16)
-    Held(channel, GradientOptions(op=op, sync="solo"), job).load(None, lambda: states)
+    late_on(channel, op=op).load(None, lambda: states)
     scale = (job.engine.size / 4 if op == Average else 1.0) * (job.engine.rank == 0)
     held = {"a": np.empty(2, np.float32), "b": np.empty(3, half.dtype)}
     for number, tensor in enumerate(channel.layout.engine_tensors):
         job.engine.read_held(channel.handle, number, held[tensor.name])
     assert_equal([held["a"], held["b"].astype(np.float32)], [[6 * scale, 4 * scale], [scale, 2 * scale, 3 * scale]])
-    assert rounds(None, lambda: states) == 17
+    assert Late.steps_before(None, lambda: states) == 17
     channel.close()
 
 
@@ -155,7 +163,7 @@ def test_files_that_cannot_be_read_are_named(caplog: pytest.LogCaptureFixture) -
     channel = registration.open_channel(
         "torn", [Tensor("a", (2,), "float32")], job.options, partial=Partial(GradientOptions(sync="solo"))
     )
-    Held(channel, GradientOptions(sync="solo"), job).load(None, lambda: [{"rounds": np.array(1)}])
+    late_on(channel).load(None, lambda: [{"rounds": np.array(1)}])
     assert ("are dropped" in caplog.text) == (job.engine.rank == 0)
     assert not job.engine.holds(channel.handle)
     channel.close()

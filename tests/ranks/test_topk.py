@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -18,11 +17,10 @@ from tests.ranks.compare import assert_close, assert_equal
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.topk_jobs import (
     OPTIONS,
-    Expected,
+    Beside,
     apply,
     averaged,
     gradients,
-    hosts_of,
     nothing,
     step_of,
     variables,
@@ -38,27 +36,13 @@ WHOLE = {**OPTIONS, "density": 1.0}
 same_on_any_number = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")
 
 
-class Beside:
-    """Training beside the model, which is compared after every step."""
-
-    def __init__(self, options: hvd.TopK, density: Callable[[int], float] = lambda step: 0.125, **sgd: Any) -> None:
-        self.weights, self.density, self.expected = variables(), density, None
-        self.optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, **sgd), compression=options, check_every=2)
-        self.model = {"momentum": 0.0, "nesterov": False, "masks": options.masks, "wire": options.wire, **sgd}
-
-    def train(self, first: int, end: int) -> None:
-        for step in range(first, end):
-            every = [gradients(rank, step) for rank in range(hvd.size())]
-            apply(self.optimizer, every[hvd.rank()], self.weights)
-            self.expected = self.expected or Expected(self.optimizer, hosts_of(hvd.size()), **self.model)
-            self.expected.step(every, self.density(step))
-            assert_equal(self.weights, self.expected.weights)
-        assert_same_bits_on_all_ranks(self.weights)
+def beside(options: hvd.TopK, *more: Any, **sgd: Any) -> Beside:
+    return Beside(options, *more, model={"masks": options.masks, "wire": options.wire}, **sgd)
 
 
 @pytest.mark.parametrize("wire", ["fp32", "fp16"])
 def test_topk_steps_are_those_of_the_model_and_nothing_is_lost(wire: str) -> None:
-    tried = Beside(hvd.TopK(**{**OPTIONS, "wire": wire}))
+    tried = beside(hvd.TopK(**{**OPTIONS, "wire": wire}))
     tried.train(0, STEPS)
     (channel,) = channels(tried.optimizer)
     # the vector of 7 elements travels whole, in a bucket of its own
@@ -76,7 +60,7 @@ def test_topk_steps_are_those_of_the_model_and_nothing_is_lost(wire: str) -> Non
 @pytest.mark.parametrize(("nesterov", "masks"), [(True, True), (True, False), (False, True)])
 def test_a_momentum_that_is_taken_over_acts_on_the_shares(nesterov: bool, masks: bool) -> None:
     options = hvd.TopK(**OPTIONS, momentum_correction=True, masks=masks)
-    tried = Beside(options, momentum=0.5, nesterov=nesterov)
+    tried = beside(options, momentum=0.5, nesterov=nesterov)
     tried.train(0, STEPS)
     assert tried.optimizer.get_config()["momentum"] == 0.5
     assert not any(np.any(slot.numpy()) for slot in tried.optimizer.momentums)
@@ -117,7 +101,7 @@ def test_passes_that_are_added_up_go_through_the_momentum_once() -> None:
 def test_a_warm_up_goes_from_dense_to_sparse_and_a_flush_sends_what_waits() -> None:
     warmup = hvd.Warmup(2, densities=(1.0, 0.25))
     options = hvd.TopK(0.0625, vectors=True, min_elements=1, wire="fp32", warmup=warmup)
-    tried = Beside(options, lambda step: [1.0, 0.25, 0.0625, 0.0625, 1.0, 0.0625][step])
+    tried = beside(options, lambda step: [1.0, 0.25, 0.0625, 0.0625, 1.0, 0.0625][step])
     tried.train(0, 4)
     assert hvd.size() == 1 or tried.expected.waiting() != 0
     hvd.flush(tried.optimizer)

@@ -13,9 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_ext as hvd
+from hvd_ext.compression import Codec
 from hvd_ext.keras.optimizers.optimizer import channels
 from hvd_ext.options import from_environment
+from tests.ranks.compare import assert_equal
 from tests.ranks.topk_model import Model
+from tests.ranks.training import assert_same_bits_on_all_ranks
 
 SHAPES = ((6, 7), (7,), (5, 9))
 # of a TopK whose sums are exact, and which selects from small tensors
@@ -136,6 +139,40 @@ class Expected:
     def waiting(self) -> float:
         """Give the sum of all that waits, over hosts and elements."""
         return float(sum(model.waiting().astype(np.float64).sum() for model in self.models))
+
+
+class Beside:
+    """Training with a codec beside its model, which is compared after every step.
+
+    Args:
+        codec: the compression.
+        density: of each step.
+        kind: of the model.
+        model: more of the model; with SGD's options.
+        **sgd: of SGD.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        density: Callable[[int], float] = lambda step: 0.125,
+        kind: type[Model] = Model,
+        model: dict[str, Any] | None = None,
+        **sgd: Any,
+    ) -> None:
+        self.weights, self.density, self.expected = variables(), density, None
+        self.optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, **sgd), compression=codec, check_every=2)
+        self.kind, self.model = kind, {**(model or {}), **sgd}
+
+    def train(self, first: int, end: int) -> None:
+        """Take the steps from the first to the one before the end."""
+        for step in range(first, end):
+            every = [gradients(rank, step) for rank in range(hvd.size())]
+            apply(self.optimizer, every[hvd.rank()], self.weights)
+            self.expected = self.expected or Expected(self.optimizer, hosts_of(hvd.size()), self.kind, **self.model)
+            self.expected.step(every, self.density(step))
+            assert_equal(self.weights, self.expected.weights)
+        assert_same_bits_on_all_ranks(self.weights)
 
 
 def apply(optimizer: keras.optimizers.Optimizer, own: Sequence[np.ndarray], to: Sequence[keras.Variable]) -> None:

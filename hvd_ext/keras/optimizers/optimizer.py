@@ -166,7 +166,7 @@ def flush(optimizer: Any) -> None:
     for the gradients of all ranks; one rank that calls it is enough.
 
     Args:
-        optimizer: from `hvd_ext.DistributedOptimizer` with a codec (`hvd_ext.TopK`, `hvd_ext.Sign`) or sync=. A tape
+        optimizer: from `hvd_ext.DistributedOptimizer` with a codec (`hvd_ext.TopK` and others) or sync=. A tape
             cannot be flushed: no object of the user's lasts from step to step.
 
     Raises:
@@ -177,7 +177,7 @@ def flush(optimizer: Any) -> None:
     if reducer is None or reducer.policy.keeps not in ("top-k", "held"):
         raise InvalidError(
             f"flush ({optimizer!r}): must be an optimizer from hvd_ext.DistributedOptimizer with "
-            "compression=hvd_ext.TopK(...) or Sign(...) or sync=; other optimizers keep no gradients back"
+            "compression=hvd_ext.TopK(...) or another codec or sync=; other optimizers keep no gradients back"
         )
     if reducer.options.partial:
         reducer.flush()

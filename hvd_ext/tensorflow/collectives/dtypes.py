@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import tensorflow as tf
 
+from hvd_ext.compression.codec import is_number
 from hvd_ext.errors import InvalidError
 
 # The dtypes that the engine reduces (HVD_EXT_REDUCED in tf_ops/ops/collective.cc).
@@ -137,8 +137,7 @@ def narrowed(what: str, tensor: tf.Tensor, dtype: tf.DType, by: float = 1.0) -> 
 
 def factor(kind: str, name: str, value: Any) -> float:
     """Check a prescale or postscale factor; `InvalidError` if the value is not a finite number."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value):
+    if not is_number(value):
         raise InvalidError(f"{kind}: {name} ({value!r}): must be a finite number")
     return float(value)
 

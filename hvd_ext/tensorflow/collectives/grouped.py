@@ -57,7 +57,7 @@ def grouped_allreduce(
     with calls.preparing(kind, name, process_set) as call:
         request = Reduction.of(call, op, average, compression, prescale_factor, postscale_factor)
         members = _members(kind, tensors, lambda tensor: _dense_or_sparse(tensor, request.op))
-        signature = request.full_signature(kind, *_lines(members, [_described(tensor) for tensor in members]))
+        signature = request.full_signature(kind, *_lines(members))
     results: list[Any] = [None] * len(members)
     by_dtype: dict[str, list[int]] = {}
     for index, tensor in enumerate(members):
@@ -108,7 +108,7 @@ def grouped_allgather(
         members = _members(
             kind, tensors, lambda tensor: dtypes.with_rows(kind, dtypes.converted(kind, tensor, MOVED), "joined")
         )
-        signature = calls.signature(kind, *_lines(members, [calls.described(tensor, free=True) for tensor in members]))
+        signature = calls.signature(kind, *_lines(members, free=True))
     return _in_turn(call, members, signature, single.gathered)
 
 
@@ -146,7 +146,7 @@ def grouped_reducescatter(
         members = _members(
             kind, tensors, lambda tensor: dtypes.with_rows(kind, dtypes.converted(kind, tensor, REDUCED), "divided")
         )
-        signature = request.full_signature(kind, *_lines(members, [calls.described(tensor) for tensor in members]))
+        signature = request.full_signature(kind, *_lines(members))
     return _in_turn(
         call,
         members,
@@ -167,17 +167,15 @@ def _dense_or_sparse(tensor: Any, op: ReduceOp) -> tf.Tensor | tf.IndexedSlices:
     return dtypes.converted("grouped_allreduce", tensor, ALLREDUCED)
 
 
-def _described(tensor: tf.Tensor | tf.IndexedSlices) -> tuple[str, Any]:
-    if isinstance(tensor, tf.IndexedSlices):
-        return "IndexedSlices of ", calls.described(tensor.values, free=True)
-    return "", calls.described(tensor)
-
-
-def _lines(members: list[Any], descriptions: list[Any]) -> list[Any]:
+def _lines(members: list[Any], free: bool = False) -> list[Any]:
+    """Describe the tensors of a group; `free`: their first dimensions may differ between ranks, as those of slices."""
     lines: list[Any] = [f"number of tensors {len(members)}"]
-    for index, description in enumerate(descriptions):
-        prefix, text = description if isinstance(description, tuple) else ("", description)
-        start = f"tensor {index} {prefix}"
+    for index, tensor in enumerate(members):
+        start = f"tensor {index} "
+        if isinstance(tensor, tf.IndexedSlices):
+            start, text = f"{start}IndexedSlices of ", calls.described(tensor.values, free=True)
+        else:
+            text = calls.described(tensor, free)
         lines.append(start + text if isinstance(text, str) else tf.strings.join([start, text]))
     return lines
 

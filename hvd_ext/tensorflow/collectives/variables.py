@@ -13,6 +13,7 @@ from hvd_ext.job.process_sets import ProcessSet
 from hvd_ext.tensorflow import layers, ops
 from hvd_ext.tensorflow.collectives import single
 from hvd_ext.tensorflow.collectives.dtypes import MOVED
+from hvd_ext.tensorflow.gradients import kinds
 
 if TYPE_CHECKING:
     from hvd_ext.job.runtime import Runtime
@@ -164,13 +165,13 @@ def _agree(
         for variable, tensor in zip(variables, tensors, strict=True):
             if tensor.dtype.name not in MOVED:
                 raise InvalidError(
-                    f"{where}, {_name(variable)!r}: variables of dtype {tensor.dtype.name} cannot be moved; "
+                    f"{where}, {kinds.name(variable)!r}: variables of dtype {tensor.dtype.name} cannot be moved; "
                     f"the dtypes are {', '.join(MOVED)}"
                 )
         return {
             "root_rank": {"root_rank": root_rank},
             "tensors": [
-                [_name(variable), f"{tensor.dtype.name}{list(tensor.shape)}"]
+                [kinds.name(variable), f"{tensor.dtype.name}{list(tensor.shape)}"]
                 for variable, tensor in zip(variables, tensors, strict=True)
             ],
         }
@@ -202,7 +203,3 @@ def _pieces(tensors: list[tf.Tensor]) -> list[tuple[str, list[int]]]:
         members.append(index)
         open_piece[dtype] = (members, nbytes + tensor.shape.num_elements() * tensor.dtype.size)
     return pieces
-
-
-def _name(variable: Any) -> str:
-    return str(getattr(variable, "path", None) or variable.name)

@@ -38,7 +38,7 @@ class Channel:
             separately (`hvd_ext.tensorflow.collectives.sparse`).
         settings: the options that the layout depends on, as text.
         partial: what makes its rounds partial; None if steps wait for all ranks.
-        delay: how many steps before its own a step's results are of; `carried.Delayed` gives those of the first steps.
+        delay: how many steps before its own a step's results are of; `policies.delayed` gives those of the first steps.
         flags: the bits that this rank sends along with partial rounds (`round_flags.RoundFlags`).
         rows_nbytes: for the place of each sparse gradient the most bytes that this rank sends for it.
         selects: whether some of its gradients have error feedback, at least in the first steps; each step must then

@@ -13,6 +13,8 @@ from hvd_ext.planning.prediction import predict
 from hvd_ext.trace import rounds
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from hvd_ext.job.runtime import Runtime
     from hvd_ext.planning.bucket_layout import BucketLayout, Layout
     from hvd_ext.tensorflow.gradients.channel import Channel
@@ -65,7 +67,6 @@ def say(job: Runtime, name: str, layout: Layout, review: Review | None) -> None:
 
 def of_layout(job: Runtime, name: str, layout: Layout, review: Review | None) -> str:
     """Describe a layout as a table of buckets with predicted times, the reasons for them, and the measured step."""
-    from rich.console import Console
     from rich.table import Table
 
     count = len(layout.buckets)
@@ -93,26 +94,26 @@ def of_layout(job: Runtime, name: str, layout: Layout, review: Review | None) ->
             *times,
             _runners_up(bucket),
         )
-    out = io.StringIO()
-    console = Console(file=out, width=WIDTH)
-    console.print(table)
     lines = [f"buckets: {layout.reason}"] if layout.reason else []
     if layout.largest is not None and layout.largest.choice is not None:
         lines.append(f"largest bucket: {layout.largest.choice.why}")
     if review is not None:
         lines.append(str(review))
-    return out.getvalue() + "".join(f"{line}\n" for line in lines)
+    return _printed(table) + "".join(f"{line}\n" for line in lines)
 
 
 def of_rounds(job: Runtime, channel: Channel) -> str:
     """Sum up the rounds of a channel that are over; an empty text if there is none."""
-    from rich.console import Console
-
     engine = job.engine
     summary = rounds.of_engine(engine.rounds(channel.handle), engine.rank, engine.ranks)
+    return "" if summary is None else _printed(summary.table(channel.name))
+
+
+def _printed(table: Table) -> str:
+    from rich.console import Console
+
     out = io.StringIO()
-    if summary is not None:
-        Console(file=out, width=WIDTH).print(summary.table(channel.name))
+    Console(file=out, width=WIDTH).print(table)
     return out.getvalue()
 
 

@@ -19,6 +19,7 @@ from hvd_ext.planning.layout import Layout
 from hvd_ext.planning.prediction import predict
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import Tensor
+from hvd_ext.state import Arrays
 from hvd_ext.tensorflow.gradients import explanation
 from hvd_ext.tensorflow.topk import residuals
 from hvd_ext.trace import step_times
@@ -109,7 +110,7 @@ class Replanning:
         """The number of update steps so far, with those before the channel's first; to be read between two steps."""
         return self._done + self._channel.steps
 
-    def save(self) -> residuals.Arrays:
+    def save(self) -> Arrays:
         """Copy the layout and the number of steps, between two steps, so that a resumed job reduces alike."""
         values = dataclasses.replace(self._channel.layout, tensors=self._numbered).to_json()
         return {
@@ -118,7 +119,7 @@ class Replanning:
             _SETTINGS: np.frombuffer(self._channel.settings.encode(), np.uint8),
         }
 
-    def load(self, local: residuals.Arrays) -> None:
+    def load(self, local: Arrays) -> None:
         """Go on with the layout and the number of steps that `save` returned; all ranks call it, between two steps.
 
         A job with other options, or for which the layout does not fit, plans its own and goes on counting.
@@ -199,7 +200,7 @@ class Replanning:
         if late and last is not None and latest.step_s is not None:
             self._measure_network((step - last.step) * latest.step_s)
         planned: list[Review] = []
-        kept: residuals.Arrays = {}
+        kept: Arrays = {}
 
         def plan() -> list[object]:
             new = channel.lay_out(times)
@@ -233,7 +234,7 @@ class Replanning:
             job.network, job.tree = measured, measured.tree
             banner.say(job, f"{self._channel.name}: steps take longer than predicted; {measured.line}")
 
-    def _switch(self, layout: Layout, number: int, kept: residuals.Arrays) -> None:
+    def _switch(self, layout: Layout, number: int, kept: Arrays) -> None:
         """Switch on all ranks; if that fails on one of them, its training ends, because the ranks no longer agree."""
         channel, job = self._channel, self._job
         try:

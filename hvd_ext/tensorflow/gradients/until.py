@@ -6,24 +6,20 @@ as when buckets are planned again: a traced graph knows channels and tensors and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job import banner, consensus
 from hvd_ext.job.log import logger
-from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.tensorflow.gradients import explanation
 from hvd_ext.tensorflow.topk import residuals
 
 if TYPE_CHECKING:
-    from hvd_ext.job.runtime import Runtime
-    from hvd_ext.options.gradients import GradientOptions
     from hvd_ext.planning.layout import Layout
     from hvd_ext.tensorflow.gradients.channel import Channel
+    from hvd_ext.tensorflow.gradients.reducer import GradientSet
     from hvd_ext.tensorflow.topk.feedback import Feedback
 
 
@@ -31,29 +27,18 @@ class Until:
     """The switch of one channel.
 
     Args:
-        name: the name of the exchanges, the same on all ranks and unique in the job.
-        momentum: the momentum that was taken over from the optimizer, and that it gets back; None for none.
-        keys: a key for each of the channel's tensors, by which the momentum knows its variable.
-        times: returns the times of the gradients, equal on all ranks; None where they are not known.
+        channel: the newest channel of its list, which selects.
+        gradients: the list.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        feedback: Feedback,
-        options: GradientOptions,
-        job: Runtime,
-        *,
-        name: str,
-        momentum: Momentum | None,
-        keys: Sequence[Any],
-        times: Callable[[], StepTimes | None],
-    ) -> None:
-        assert options.codec is not None
-        assert options.codec.until is not None
-        self._channel, self._feedback, self._options, self._job = channel, feedback, options, job
-        self._name, self._momentum, self._keys, self._times = name, momentum, keys, times
-        self._until = options.codec.until
+    def __init__(self, channel: Channel, feedback: Feedback, gradients: GradientSet) -> None:
+        codec = gradients.options.codec
+        assert codec is not None
+        assert codec.until is not None
+        self._channel, self._feedback, self._gradients, self._job = channel, feedback, gradients, gradients.job
+        # of the exchanges
+        self._name = f"{gradients.name}: channel {len(gradients.channels)}"
+        self._until = codec.until
         self._alone = True
 
     def begin(self, whole: bool) -> None:
@@ -96,7 +81,8 @@ class Until:
     def _switched(self, number: int) -> bool:
         """Switch, unless residuals are left on some rank, which the coming step sends then."""
         channel, job = self._channel, self._job
-        times = self._times()
+        replanning, momentum = self._gradients.replannings.get(channel), self._gradients.momentum
+        times = replanning.reviews[-1].times if replanning is not None and replanning.reviews else None
         made: list[Layout] = []
 
         def planned() -> list[object]:
@@ -111,19 +97,17 @@ class Until:
         if any(digest != answers[0][1] for _, digest in answers):
             raise HvdExtError("the ranks came to different plans")
         (layout,) = made
-        velocities = self._velocities()
+        velocities = {} if momentum is None else self._velocities()
         channel.switch(layout, number)
-        if self._momentum is not None:
-            self._momentum.give_back(velocities)
+        if momentum is not None:
+            momentum.give_back(velocities)
         banner.say(job, f"{channel.name}: gradients are sent whole from update step {self._feedback.steps} on")
         explanation.say(job, channel.name, layout, None)
         return True
 
     def _velocities(self) -> dict[Any, np.ndarray]:
         """Add up the ranks' velocities of each tensor, on the scale of reduced gradients."""
-        if self._momentum is None:
-            return {}
-        options, channel = self._options, self._channel
+        options, channel = self._gradients.options, self._channel
         velocities = residuals.summed(
             channel,
             self._job,
@@ -134,4 +118,4 @@ class Until:
             factor=options.gradient_predivide_factor,
             process_set=options.process_set,
         )
-        return {self._keys[place]: velocity for place, velocity in velocities.items()}
+        return {self._gradients.keys[place]: velocity for place, velocity in velocities.items()}

@@ -80,10 +80,9 @@ class AutoDensity:
         chosen = tf.where(critical, *[tf.constant(density, tf.float64) for density in rule.densities])
         with tf.control_dependencies([old, before, chosen]):
             done = [self._density.assign(chosen), self._norm.assign(new), self._sum.assign(0), self._steps.assign(0)]
-        if self._job.engine.rank != 0:
-            with tf.control_dependencies(done):
-                return tf.constant(True)
         with tf.control_dependencies(done):
+            if self._job.engine.rank != 0:
+                return tf.constant(True)
             if tf.executing_eagerly():
                 return tf.constant(self._log(before, chosen, old, new))
             return tf.py_function(self._log, [before, chosen, old, new], tf.bool)

@@ -6,28 +6,26 @@ plans. Residuals and velocities differ.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job import consensus
 from hvd_ext.job.log import logger
 from hvd_ext.options import Sum
-from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.gradients.carried import any_saved
 from hvd_ext.tensorflow.skipping import Skipping
 from hvd_ext.tensorflow.topk import residuals
 from hvd_ext.tensorflow.topk.auto_density import AutoDensity
 
 if TYPE_CHECKING:
-    from hvd_ext.job.runtime import Runtime
     from hvd_ext.tensorflow.gradients.channel import Channel
+    from hvd_ext.tensorflow.gradients.reducer import GradientSet
 
 # the names of the values that are saved beside the pieces of tensors; the name of a piece has a slash
 _RANKS, _STEPS, _FLUSHING, _WHOLE = "ranks", "steps", "flushing", "whole"
@@ -37,33 +35,26 @@ class Feedback:
     """The error feedback of one list of gradients, over all its channels.
 
     Args:
+        gradients: the list, with an open channel.
         first_step: the number of update steps so far; the same on all ranks.
-        name: the prefix of its exchanges, the same on all ranks and unique in the job.
-        ends: whether many skipped steps in a row are an error; not with a loss scale, which may still be searching.
     """
 
-    def __init__(
-        self,
-        label: str,
-        options: GradientOptions,
-        job: Runtime,
-        first_step: int,
-        momentum: Momentum | None = None,
-        keys: Sequence[Any] = (),
-        *,
-        name: str,
-        ends: bool,
-    ) -> None:
+    def __init__(self, gradients: GradientSet, first_step: int) -> None:
+        options, self._label, self._name = gradients.options, gradients.label, gradients.name
         assert options.codec is not None
-        self._momentum, self._keys = momentum, keys
-        self._label, self._options, self._job, self._name = label, options, job, name
-        self._skipping = Skipping(label) if ends else None
+        self._options, self._job = options, gradients.job
+        self._momentum, self._keys = gradients.momentum, gradients.keys
+        # many skipped steps in a row are an error; but a loss scale may still be searching, and a tape skips nothing
+        ends = gradients.is_of_optimizer and not gradients.holds_again
+        self._skipping = Skipping(self._label) if ends else None
         self._schedule, self._until = options.codec.schedule, options.codec.until
         with tf.init_scope(), tf.device("CPU:0"):
             self._steps = tf.Variable(first_step, dtype=tf.int64, trainable=False, name="hvd_ext_topk_steps")
             self._flushing: dict[Channel, tf.Variable] = {}
             self._skipped = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_topk_skipped")
-            self._auto = AutoDensity(label, name, job, options.process_set) if options.codec.density == "auto" else None
+            self._auto: AutoDensity | None = None
+            if options.codec.density == "auto":
+                self._auto = AutoDensity(self._label, self._name, self._job, options.process_set)
 
     @property
     def steps(self) -> int:
@@ -149,10 +140,7 @@ class Feedback:
 
     def was_whole(self, local: Arrays | None, of_ranks: Everyone) -> bool | None:
         """Tell whether saved gradients were whole and shall be so here; None: not known. All ranks call it."""
-        saved = local
-        if saved is None:
-            with contextlib.suppress(HvdExtError, OSError, StopIteration):
-                saved = next(iter(of_ranks()))
+        saved = any_saved(local, of_ranks)
         answers = consensus.exchange(
             self._job.engine,
             f"{self._name}: whole gradients",

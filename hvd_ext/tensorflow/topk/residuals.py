@@ -110,11 +110,10 @@ def write(channel: Channel, engine: Engine, arrays: Arrays) -> None:
 
 def scale_velocities(channel: Channel, engine: Engine, factor: float) -> None:
     """Multiply this rank's velocities of a channel, between two steps."""
-    for bucket in {piece.bucket for piece in pieces(channel, engine) if piece.which == VELOCITY}:
-        share = np.zeros(engine.state(channel.handle, bucket)[1], np.float32)
-        engine.read_state(channel.handle, bucket, _WHICH[VELOCITY], share)
-        share *= np.float32(factor)
-        engine.write_state(channel.handle, bucket, _WHICH[VELOCITY], share)
+    kept = read(channel, engine)
+    velocities = {key: array * np.float32(factor) for key, array in kept.items() if key.startswith(VELOCITY)}
+    if velocities:
+        write(channel, engine, kept | velocities)
 
 
 def parsed(key: str, array: np.ndarray) -> Piece:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from docs import tables
+from hvd_ext.compression import CODECS, Codec
 from hvd_ext.options import compatibility
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,6 +22,13 @@ def test_every_pair_of_features_has_one_entry() -> None:
     assert set(compatibility.REFUSED) <= set(entries)
     assert compatibility.words("op=Sum", "predivide") == compatibility.words("predivide", "op=Sum") != ""
     assert compatibility.words("groups", "compression") == ""
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_a_codec_that_excludes_more_than_others_has_a_feature_of_its_own(codec: type[Codec]) -> None:
+    assert codec.feature in compatibility.FEATURES
+    assert (codec.feature == Codec.feature) == (codec.refuses == Codec.refuses)
+    assert all(compatibility.words(codec.feature, other) == words for other, words in codec.refuses.items())
 
 
 def test_every_feature_says_where_it_acts() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import hvd_ext as hvd
@@ -90,6 +92,21 @@ def test_groups_are_a_number_or_lists() -> None:
 def test_values_that_break_a_rule_are_refused_in_words(keyword: str, value: object, words: str) -> None:
     with pytest.raises(InvalidError, match=words):
         GradientOptions(**{keyword: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sync": "quorum"}, r"quorum \(None\): with sync='quorum' it must be a number of ranks"),
+        ({"sync": "solo", "quorum": 2}, r"quorum \(2\): only sync='quorum' has one"),
+        ({"sync": "solo", "staleness": -1}, r"staleness \(-1\): must be a whole number of steps from 0"),
+        ({"delay": 2}, r"delay \(2\): must be 0 or 1"),
+        ({"sync": "solo", "delay": 1}, r"delay \(1\): only with sync='full'"),
+    ],
+)
+def test_whose_gradients_a_step_waits_for_is_checked(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidError, match=words):
+        GradientOptions(**options)
 
 
 def test_a_set_of_ours_is_kept_and_the_global_one_is_none() -> None:

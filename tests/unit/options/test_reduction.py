@@ -19,7 +19,10 @@ from hvd_ext.options.reduction import ReductionOptions
 from hvd_ext.simulation.modes import MODES
 
 ROOT = Path(__file__).resolve().parents[3]
-OPTION = '    dummy: int = option(7, "a number of this test.", feature="delay", engine="int32_t")\n'
+OPTION = """    dummy: int = option(
+        7, "a number of this test.", feature="delay", refuses={"groups": "no dummy with groups"}, engine="int32_t"
+    )
+"""
 # Prints what the package beside it knows of the option.
 PROGRAM = """
 import inspect, json
@@ -43,10 +46,12 @@ try:
     consensus.check_same("it", [ours.described(), theirs.described()])
 except hvd.errors.MismatchError as error:
     differs = str(error)
-try:
-    GradientOptions(sync="solo", dummy=3)
-except hvd.errors.InvalidError as error:
-    refused = str(error)
+refused = []
+for other in ({"sync": "solo"}, {"groups": 2}):
+    try:
+        GradientOptions(dummy=3, **other)
+    except hvd.errors.InvalidError as error:
+        refused.append(str(error))
 print(json.dumps({
     "package": hvd.__file__,
     "signatures": {name: str(inspect.signature(getattr(hvd, name)).parameters["dummy"]) for name in FACES},
@@ -79,7 +84,7 @@ def test_an_option_that_is_added_to_the_list_is_there_everywhere(tmp_path: Path)
     assert {name for name, there in seen["docstrings"].items() if there} == described
     assert seen["page"] == {name: 2 if name in described else 1 for name in seen["page"]}  # signature, table
     assert seen["differs"] == "it: dummy must be the same on all ranks; rank 1 has 7, rank 0 has 3"
-    assert seen["refused"] == compatibility.words("partial rounds", "delay")
+    assert seen["refused"] == [compatibility.words("partial rounds", "delay"), "no dummy with groups"]
     assert seen["differing"] == ["dummy"]
     assert seen["fields"].index("dummy") == seen["fields"].index("staleness") + 1
     assert seen["engine"] == [3, 7]

@@ -54,7 +54,7 @@ def densities_of(one: AutoDensity, norms: Sequence[float], traced: bool) -> list
 
 
 def test_a_restored_one_decides_as_one_that_was_not_interrupted(traced: bool) -> None:
-    high, low = density.AUTO_DENSITIES
+    high, low = density.Auto.densities
     whole = densities_of(fresh(), NORMS, traced)
     assert whole == np.repeat([high, high, low, low, low, high, low, high], WINDOW).tolist()
     for interrupted in (1, WINDOW, INTERRUPTED, 5 * WINDOW + 2):

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from hvd_ext.job import consensus
 from hvd_ext.job.log import logger
-from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow.gradients import kinds as gradient_kinds
 from hvd_ext.tensorflow.gradients.step import Policy
@@ -67,7 +66,9 @@ class TopKGradients(Policy):
             self._feedback.opened(channel)
             self._feedback.move(before, channel)
         else:
-            self._feedback = self._begun()
+            gradients = self.gradients
+            steps = consensus.exchange(gradients.job.engine, f"{gradients.name}: first step", gradients.first_step)
+            self._feedback = Feedback(gradients, steps[0])
             self._feedback.opened(channel)
         self._warn_single_host(channel.layout)
         if channel.whole is not None:
@@ -139,39 +140,11 @@ class TopKGradients(Policy):
         """Whether residuals may wait on the ranks."""
         return self._feedback is not None and any(channel.layout.selected for channel in self.gradients.channels)
 
-    def _begun(self) -> Feedback:
-        gradients = self.gradients
-        steps = consensus.exchange(gradients.job.engine, f"{gradients.name}: first step", gradients.first_step)
-        return Feedback(
-            gradients.label,
-            gradients.options,
-            gradients.job,
-            steps[0],
-            gradients.momentum,
-            gradients.keys,
-            name=gradients.name,
-            ends=gradients.is_of_optimizer and not gradients.holds_again,  # a tape skips nothing
-        )
-
     def _switch_later(self, channel: Channel, before: Channel | None) -> None:
         """Have a new channel send whole gradients from `until` on, or at once if nothing waits for it."""
-        gradients, until = self.gradients, self._codec.until
+        until = self._codec.until
         assert until is not None
-
-        def times() -> StepTimes | None:
-            found = gradients.replannings.get(channel)
-            return found.reviews[-1].times if found is not None and found.reviews else None
-
-        made = self._untils[channel] = Until(
-            channel,
-            self.feedback,
-            gradients.options,
-            gradients.job,
-            name=f"{gradients.name}: channel {len(gradients.channels)}",
-            momentum=gradients.momentum,
-            keys=gradients.keys,
-            times=times,
-        )
+        made = self._untils[channel] = Until(channel, self.feedback, self.gradients)
         made.begin(whole=before.is_whole if before is not None else self.feedback.steps >= until)
         for one in self._untils.values() if len(self._untils) > 1 else ():
             one.not_alone()
