@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.engine.reports import TopKStatistics
+from hvd_ext.engine.channels import TopKStatistics
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import runtime
 from hvd_ext.planning import planner, registry

@@ -100,12 +100,6 @@ def test_a_library_of_another_version_is_refused_with_both_versions(library, mon
         library.load.__wrapped__()
 
 
-def test_the_signatures_are_those_of_the_header() -> None:
-    header = Path(__file__).resolve().parents[2] / "tf_ops" / "engine" / "api.h"
-    declared = {word.split("(")[0].strip("*") for word in header.read_text().split() if word.startswith("hvd_ext_")}
-    assert {name for name in declared if name[-1].isalnum()} == set(native.SIGNATURES)
-
-
 def test_every_code_of_the_engine_is_an_exception_of_its_own() -> None:
     errors.raise_for(errors.OK, "nothing")
     raised = []
