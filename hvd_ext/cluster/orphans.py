@@ -7,46 +7,24 @@ waits until TCP gives up retransmitting, a quarter of an hour (tcp_retries2 in t
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import time
-from pathlib import Path
+
+import psutil
+
+from hvd_ext.runner import launcher
 
 # Every process of a job has this variable: mpirun, the hosts' daemons, the ranks and what they start.
 MARK = "HVD_EXT_CLUSTER_JOB"
 LOOK_S = 2.0
 # mpirun takes a second or two to end, and longer on a busy machine.
 PATIENCE_S = 10.0
-_RANK = b"\0OMPI_COMM_WORLD_RANK="
-
-
-def members(mark: str) -> dict[int, bool]:
-    """List the living processes of a job: for each number, whether it is a rank or was started by one."""
-    word, processes = f"\0{MARK}={mark}\0".encode(), {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            environ = b"\0" + (folder / "environ").read_bytes()
-        except OSError:
-            continue  # it has ended, or belongs to another user
-        if word in environ:
-            processes[int(folder.name)] = _RANK in environ
-    return processes
 
 
 def end(mark: str) -> None:
     """End every process of a job at once."""
-    for number in members(mark):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(number, signal.SIGKILL)
-
-
-def lives(number: int) -> bool:
-    """Return whether a process exists and is not a zombie."""
-    try:
-        stat = Path(f"/proc/{number}/stat").read_text()
-    except OSError:
-        return False
-    return stat[stat.rindex(")") + 2] not in "ZX"
+    for process in launcher.marked(MARK, mark):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 class Watch:
@@ -54,15 +32,16 @@ class Watch:
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
-        self._ranks: set[int] = set()
+        self._ranks: set[psutil.Process] = set()
         self._seen_s: float | None = None
 
     def without_ranks(self) -> bool:
         """Return whether all ranks have been gone for `PATIENCE_S` seconds; false before any rank was seen."""
         now_s = time.monotonic()
         # A rank may exec a program with another environment, so a known rank counts as long as it lives.
-        self._ranks = {number for number in self._ranks if lives(number)}
-        self._ranks |= {number for number, is_rank in members(self._mark).items() if is_rank}
+        self._ranks = {process for process in self._ranks if launcher.lives(process)}
+        living = launcher.marked(MARK, self._mark).items()
+        self._ranks |= {process for process, variables in living if "OMPI_COMM_WORLD_RANK" in variables}
         if self._ranks:
             self._seen_s = now_s
         return self._seen_s is not None and now_s - self._seen_s >= PATIENCE_S

@@ -10,9 +10,11 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hvd_ext.cluster import launch, orphans
+from hvd_ext.runner import launcher
 from hvd_ext.runner.launcher import JobError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -42,23 +44,23 @@ def job(folder: Path, rank: str) -> list[str]:
 
 
 def test_a_launcher_without_ranks_is_ended_with_its_daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    members = orphans.members
+    marked = launcher.marked
 
-    def seen(mark: str) -> dict[int, bool]:
-        found = members(mark)
-        if any(found.values()):
+    def seen(name: str, mark: str) -> dict[psutil.Process, dict[str, str]]:
+        found = marked(name, mark)
+        if any("OMPI_COMM_WORLD_RANK" in variables for variables in found.values()):
             (tmp_path / "seen").touch()
         return found
 
-    monkeypatch.setattr(orphans, "members", seen)
+    monkeypatch.setattr(launcher, "marked", seen)
     monkeypatch.setattr(orphans, "PATIENCE_S", 0.5)
     monkeypatch.setattr(orphans, "LOOK_S", 0.1)
     rank = 'OMPI_COMM_WORLD_RANK=0 sh -c \'until [ -e "$0/seen" ]; do sleep 0.05; done\' "$1"'
     with pytest.raises(JobError, match="all its ranks have ended, but mpirun waits"):
         launch.run(job(tmp_path, rank), os.environ, timeout_s=LIMIT_S)
     assert (tmp_path / "rank").exists()
-    daemon = Path("/proc") / (tmp_path / "daemon").read_text().strip()
-    until(lambda: not orphans.lives(int(daemon.name)))
+    daemon = int((tmp_path / "daemon").read_text())
+    until(lambda: not psutil.pid_exists(daemon) or not launcher.lives(psutil.Process(daemon)))
 
 
 def test_a_launcher_whose_ranks_were_never_seen_gets_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +79,7 @@ def test_a_rank_with_another_environment_is_still_there(tmp_path: Path, monkeypa
     try:
         assert not watch.without_ranks()
         (tmp_path / "seen").touch()
-        until(lambda: not orphans.members(mark))
+        until(lambda: not launcher.marked(orphans.MARK, mark))
         time.sleep(0.3)
         assert not watch.without_ranks()
         rank.kill()
@@ -87,18 +89,17 @@ def test_a_rank_with_another_environment_is_still_there(tmp_path: Path, monkeypa
         rank.wait()
 
 
-def test_members_are_those_with_the_mark_and_ranks_among_them() -> None:
+def test_the_processes_of_a_job_are_those_with_its_mark() -> None:
     mark = uuid.uuid4().hex
-    plain = {**os.environ, orphans.MARK: mark}
-    plain.pop("OMPI_COMM_WORLD_RANK", None)
-    kinds = [plain, {**plain, "OMPI_COMM_WORLD_RANK": "3"}, {**plain, orphans.MARK: f"{mark}0"}]
-    processes = [subprocess.Popen(["sleep", "600"], env=variables) for variables in kinds]
+    processes = [
+        subprocess.Popen(["sleep", "600"], env={**os.environ, orphans.MARK: value}) for value in (mark, f"{mark}0")
+    ]
     try:
-        assert orphans.members(mark) == {processes[0].pid: False, processes[1].pid: True}
+        assert [process.pid for process in launcher.marked(orphans.MARK, mark)] == [processes[0].pid]
         orphans.end(mark)
-        assert [process.wait(LIMIT_S) for process in processes[:2]] == [-9, -9]
-        assert processes[2].poll() is None
-        assert orphans.members(mark) == {}
+        assert processes[0].wait(LIMIT_S) == -9
+        assert processes[1].poll() is None
+        assert launcher.marked(orphans.MARK, mark) == {}
     finally:
         for process in processes:
             process.kill()
