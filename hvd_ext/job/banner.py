@@ -1,4 +1,4 @@
-"""The lines with which a job says what runs: at its start, at an optimizer's first step, and what is lost at its end."""
+"""The lines with which a job says what runs: at its start, at an optimizer's first step, and at its end."""
 
 from __future__ import annotations
 
