@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tests.mpi import jobs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,15 +75,3 @@ def few_pictures(folder: Path) -> Path:
 def rehearsed(hosts: str, rate: str) -> list[str]:
     """Give the words that start a command on a rehearsed cluster."""
     return [sys.executable, "-m", "hvd_ext", "cluster", "run", "--hosts", hosts, "--rate", rate, "--"]
-
-
-def marked(name: str, value: str) -> list[psutil.Process]:
-    """Find the living processes whose environment has a variable with a value."""
-    alive = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
-                alive.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return alive

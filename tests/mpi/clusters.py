@@ -5,19 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 LIMIT_S = 120
-
-
-def wait_for(condition: Callable[[], object], words: str) -> None:
-    """Wait until a condition is true; a machine under load gets its time."""
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end, f"it did not come true: {words}"
-        time.sleep(0.05)
 
 
 def run_command(short: Path, *arguments: str, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,20 +17,14 @@ import pytest
 from hvd_ext.cluster import folder as folders, launch, state as states
 from hvd_ext.cluster.rehearsal import Cluster, ClusterError
 from hvd_ext.cluster.spec import Spec
-from tests.mpi.benches import marked
-from tests.mpi.clusters import LIMIT_S, run_command, wait_for
+from hvd_ext.runner.launcher import marked
+from tests.mpi.clusters import LIMIT_S, run_command
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
 MARK = "HVD_EXT_TEST_MARK"
 NOBODY = 65534
-
-
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder with a short name: the sockets of Open MPI have paths of 107 characters at most."""
-    with tempfile.TemporaryDirectory(prefix="hx") as name:
-        yield Path(name)
 
 
 def test_the_command_says_what_it_made_and_hands_output_and_status_on(short: Path) -> None:
@@ -77,7 +70,7 @@ def members(namespace: str) -> list[Path]:
 
 @pytest.mark.parametrize(
     "number",
-    [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM, signal.SIGKILL],
+    [signal.SIGINT, signal.SIGTERM, signal.SIGKILL],
     ids=lambda number: number.name,
 )
 def test_nothing_is_left_however_it_ends(number: signal.Signals, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,13 +87,13 @@ def test_nothing_is_left_however_it_ends(number: signal.Signals, short: Path, mo
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
     try:
-        wait_for(lambda: (short / "up.0").exists() and (short / "up.1").exists(), "both ranks run")
+        until(lambda: (short / "up.0").exists() and (short / "up.1").exists(), "both ranks run")
         state = states.read(next(short.glob(f"{folders.PREFIX}*/state.json")))
         assert len(members(state.namespaces["pid"])) > 4
         process.send_signal(number)
         code = process.wait(LIMIT_S)
         assert code == (-9 if number == signal.SIGKILL else 128 + number), (short / "log").read_text()
-        wait_for(lambda: not marked(MARK, mark), "its processes end")
+        until(lambda: not marked(MARK, mark), "its processes end")
         assert members(state.namespaces["pid"]) == []
     finally:
         for left in marked(MARK, mark):
@@ -133,7 +126,6 @@ def test_a_link_that_cannot_be_made_is_an_error_in_words_and_leaves_nothing(
     assert list(short.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_a_job_that_does_not_end_is_ended_and_the_cluster_is_good_for_another() -> None:
     with Cluster(Spec((1, 1))) as cluster:
         with pytest.raises(launch.JobError, match="did not end within 1 s"):

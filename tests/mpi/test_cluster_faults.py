@@ -104,23 +104,19 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Waiting]:
         yield {wait: pool.submit(wait, tmp_path_factory.mktemp(wait.__name__)) for wait in WAITS}
 
 
-@pytest.mark.slow
 def test_when_a_host_is_cut_off_all_ranks_end_themselves_and_say_whom_they_waited_for(waiting: Waiting) -> None:
     waiting[a_host_is_cut_off].result()
     waiting[a_host_is_cut_off_from_mpi].result()
 
 
-@pytest.mark.slow
 def test_training_ends_on_all_ranks_when_a_host_is_cut_off(waiting: Waiting) -> None:
     waiting[a_host_is_cut_off_in_training].result()
 
 
-@pytest.mark.slow
 def test_a_rank_that_never_starts_is_named_with_its_host(waiting: Waiting) -> None:
     waiting[a_rank_never_starts].result()
 
 
-@pytest.mark.slow
 def test_mpirun_itself_names_a_host_that_is_cut_off_where_it_looks_often_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +151,6 @@ def test_ranks_that_are_killed_end_the_job(
         print(f"mpirun ended {job.ended_s - begun_s:.1f} s after the kill")
 
 
-@pytest.mark.slow
 def test_a_rank_ends_also_where_the_daemon_that_should_end_it_is_stuck(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

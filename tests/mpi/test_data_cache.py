@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import random
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,15 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from hvd_ext.cluster.spec import Spec
 from hvd_ext.data import native
+from hvd_ext.runner.launcher import marked
 from tests import epoch_order as order
 from tests.mpi import cached, jobs
 from tests.mpi.faulty import left_of, running
-
-pytestmark = pytest.mark.slow
+from tests.mpi.fork_server import OUTPUT
 
 PROGRAM = str(Path(cached.__file__))
 SHARED_MEMORY = Path("/dev/shm")
@@ -75,16 +75,6 @@ SAMPLES = 1000
 SLOW = {"samples": SAMPLES, "nbytes": 20_000, "pause_s": 0.002}
 
 
-def pids_of(folder: Path) -> list[int]:
-    """The living processes of a job: launcher and ranks."""
-    word, found = f"HVD_EXT_TEST_OUTPUT={folder}".encode(), []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if word in (path / "environ").read_bytes().split(b"\0"):
-                found.append(int(path.name))
-    return found
-
-
 def kill(folder: Path, chance: random.Random, **settings: Any) -> None:
     """Has a job fill a cache, and kills all of its processes at a random instant."""
     goal, pause_s = chance.randint(1, SAMPLES // 6), chance.uniform(0, 0.02)
@@ -97,15 +87,14 @@ def kill(folder: Path, chance: random.Random, **settings: Any) -> None:
                 assert not job.done(), job.result().text()
                 assert time.monotonic() < end_s
                 time.sleep(0.005)
-            pids = pids_of(folder)
-            assert len(pids) >= 3, "the launcher and two ranks"
+            assert len(marked(OUTPUT, str(folder))) >= 3, "the launcher and two ranks"
             time.sleep(pause_s)
         finally:
-            pids = pids_of(folder)
-            chance.shuffle(pids)
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            living = list(marked(OUTPUT, str(folder)))
+            chance.shuffle(living)
+            for process in living:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
         ended = job.result()
     assert not ended.timed_out and ended.code != 0, ended.text()
     assert not any("Traceback" in output for output in ended.outputs), ended.text()

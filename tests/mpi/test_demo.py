@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,13 @@ import psutil
 import pytest
 
 from hvd_ext.cluster.tools import obstacle
+from hvd_ext.runner.launcher import marked
 from tests.mpi import jobs
-from tests.mpi.benches import marked
+from tests.waiting import until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TIMEOUT_S = 560
 MARK = "HVD_EXT_TEST_DEMO"
-
-pytestmark = pytest.mark.slow
 
 
 def demo(tmp_path: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -113,14 +111,11 @@ def test_an_interrupt_leaves_no_process_behind(tmp_path: Path, number: signal.Si
         heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         child = subprocess.Popen(command, stdout=shown, stderr=shown, env={**os.environ, MARK: value}, preexec_fn=heeds)
         try:
-            end = time.monotonic() + TIMEOUT_S
-            while len([process for process in marked(MARK, value) if is_rank(process)]) < 2:
-                assert time.monotonic() < end
-                assert child.poll() is None, (tmp_path / "shown").read_text()
-                time.sleep(0.1)
+            until(lambda: child.poll() is not None or len(list(filter(is_rank, marked(MARK, value)))) == 2)
+            assert child.poll() is None, (tmp_path / "shown").read_text()
             child.send_signal(number)
             assert child.wait(TIMEOUT_S) == 130
-            assert marked(MARK, value) == []
+            assert not marked(MARK, value)
         finally:
             for process in marked(MARK, value):
                 process.kill()

@@ -6,10 +6,8 @@ import functools
 import json
 import subprocess
 import sys
-import tempfile
 import textwrap
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,6 @@ from tests.mpi.clusters import run_command
 
 # The launcher is looked for among a rank's parents.
 run = functools.partial(jobs.run, forked=False)
-
-pytestmark = pytest.mark.slow
 
 # The checks of a machine import TensorFlow twice; one test makes them, the others look at the job only.
 QUICK = """
@@ -53,13 +49,6 @@ def quick(folder: Path) -> list[str]:
     path = folder / "quick.py"
     path.write_text(textwrap.dedent(QUICK))
     return [str(path)]
-
-
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder with a short name: the sockets of Open MPI have paths of 107 characters at most."""
-    with tempfile.TemporaryDirectory(prefix="hx") as name:
-        yield Path(name)
 
 
 def test_a_job_that_works_is_reported_once_with_all_that_was_asked(tmp_path: Path) -> None:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.mpi import jobs
-
-pytestmark = pytest.mark.slow
 
 # Rank 1 stops after a few epochs, all by itself: early stopping without averaged metrics.
 LEAVES = """

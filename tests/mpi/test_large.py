@@ -13,7 +13,6 @@ from tests.mpi import jobs
 NEEDED_GIB = 16
 
 
-@pytest.mark.slow
 def test_a_tensor_may_have_more_than_two_to_the_31_elements(tmp_path: Path) -> None:
     free_gib = psutil.virtual_memory().available / 2**30
     if free_gib < NEEDED_GIB:

@@ -11,8 +11,6 @@ import pytest
 
 from tests.mpi import jobs
 
-pytestmark = pytest.mark.slow
-
 NEEDS_HOROVOD = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None or shutil.which("horovodrun") is None,
     reason="needs Horovod: python -m hvd_ext install-horovod",

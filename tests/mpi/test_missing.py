@@ -12,8 +12,6 @@ import pytest
 from hvd_ext.job.startup_watch import Arrivals
 from tests.mpi import jobs
 
-pytestmark = pytest.mark.slow
-
 NEVER = """
     import os, pathlib, time
     import hvd_ext as hvd

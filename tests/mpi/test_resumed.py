@@ -15,8 +15,6 @@ from tests.mpi import jobs
 from tests.ranks.topk_jobs import gradients
 from tests.ranks.training import model, values
 
-pytestmark = pytest.mark.slow
-
 PROGRAM = Path(__file__).with_name("resumed.py")
 OWNER = "state:top-k: optimizer 0, variables 0"
 # whether TopK has taken a momentum over, and whether gradients are averaged; of tests/mpi/resumed.py

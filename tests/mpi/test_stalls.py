@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.mpi import jobs
-
-pytestmark = pytest.mark.slow
 
 PROGRAM = """
     import os, pathlib, threading, time

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,8 @@ from hvd_ext.cluster.state import State
 from hvd_ext.errors import InvalidError
 from hvd_ext.runner.launcher import JobError
 from hvd_ext.topology.read import read as read_topology
+from tests.waiting import until
 
-LIMIT_S = 120
 HERE = states.namespaces("self")
 
 
@@ -141,10 +140,7 @@ def test_nsenter_is_left_to_read_the_status_of_what_it_started(tmp_path: Path) -
     program.write_text('#!/bin/sh\nsh -c \'touch "$0/up"; exec sleep 600\' "$1"\necho $? > "$1/status"\n')
     program.chmod(0o755)
     process = subprocess.Popen([str(program), str(tmp_path)], start_new_session=True)
-    end = time.monotonic() + LIMIT_S
-    while not (tmp_path / "up").exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until((tmp_path / "up").exists)
     launch._end(process)
     assert (tmp_path / "status").read_text() == f"{128 + signal.SIGTERM}\n"
 

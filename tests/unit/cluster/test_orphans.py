@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -16,6 +15,7 @@ import pytest
 from hvd_ext.cluster import launch, orphans
 from hvd_ext.runner import launcher
 from hvd_ext.runner.launcher import JobError
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -28,15 +28,6 @@ RANK
 echo $? > "$1/rank"
 sleep 600
 """
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait; looks are counted and not seconds, so that a machine that stands still for a while does not matter."""
-    for _ in range(20 * LIMIT_S):
-        if condition():
-            return
-        time.sleep(0.05)
-    pytest.fail(f"not within {LIMIT_S} s")
 
 
 def job(folder: Path, rank: str) -> list[str]:
