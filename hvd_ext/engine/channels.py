@@ -232,14 +232,6 @@ class Channels:
         self._open.pop(channel, None)
         self._due.pop(channel, None)
 
-    def begin_step(self, channel: int) -> None:
-        """Begin a step of a channel.
-
-        Raises:
-            InvalidError: the previous step is incomplete; the message names the tensors that are missing.
-        """
-        _call("hvd_ext_channel_begin_step", channel)
-
     def reduce(self, channel: int, inputs: Arrays, outputs: Arrays) -> None:
         """Run a whole step of a channel on NumPy arrays, and wait for all ranks; see `prepare`."""
         self.prepare(channel, inputs, outputs)()

@@ -144,19 +144,3 @@ def test_mpi_that_horovod_uses_is_shared_whichever_of_its_launchers_started_the_
     launcher = jobs.MPIRUN if first == "horovod" else jobs.HORVODRUN
     job = run(tmp_path, program, launcher=launcher).must_succeed()
     assert all(job.says(rank, "done") for rank in range(2)), job.text()
-
-
-def test_a_forked_child_leaves_its_parents_job_alone(tmp_path: Path) -> None:
-    program = """
-    import os, sys
-    import hvd_ext as hvd
-
-    hvd.init()
-    if os.fork() == 0:
-        sys.exit(0)
-    assert os.wait()[1] == 0
-    assert hvd.allgather_object(hvd.rank()) == [0, 1]
-    print("done", flush=True)
-    """
-    job = run(tmp_path, program).must_succeed()
-    assert all(job.says(rank, "done") for rank in range(2)), job.text()
