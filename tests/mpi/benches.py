@@ -1,4 +1,4 @@
-"""Benchmarks as a user starts them: their commands, alone, by a launcher or on a rehearsed cluster."""
+"""Benchmarks and other commands as a user starts them: alone, by a launcher or on a rehearsed cluster."""
 
 from __future__ import annotations
 
@@ -32,6 +32,14 @@ def done(command: Sequence[str], status: int = 0, **environment: str) -> subproc
     )
     assert ended.returncode == status, ended.stderr + ended.stdout
     return ended
+
+
+def rehearsal(
+    short: Path, *arguments: str, prefix: Sequence[str] = (), status: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Run `cluster run` to its end, with its folders in a folder of the test."""
+    command = [*prefix, sys.executable, "-m", "hvd_ext", "cluster", "run", *arguments]
+    return done(command, status, TMPDIR=str(short))
 
 
 def bench(

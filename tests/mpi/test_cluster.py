@@ -12,8 +12,8 @@ import pytest
 from hvd_ext.cluster.rehearsal import Cluster
 from hvd_ext.cluster.spec import Spec
 from hvd_ext.runner.launcher import Job
-from tests.mpi.clusters import LIMIT_S, run_command
-from tests.waiting import until
+from tests.mpi.benches import rehearsal
+from tests.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.cluster
 
@@ -171,8 +171,7 @@ def test_a_rank_starts_jobs_of_its_own_with_the_launcher_it_was_given(short: Pat
     inner = f'echo "$(hostname) $OMPI_COMM_WORLD_RANK" > {short}/inner.$OMPI_COMM_WORLD_RANK; test -s $HVD_EXT_TOPOLOGY'
     (short / "inner.sh").write_text(inner)
     outer = f"test $OMPI_COMM_WORLD_RANK = 1 || exit 0; $HVD_EXT_LAUNCHER sh {short}/inner.sh"
-    done = run_command(short, "--hosts", "1,2", "--rate", "10mbit", "--", "sh", "-c", outer)
-    assert done.returncode == 0, done.stderr
+    rehearsal(short, "--hosts", "1,2", "--rate", "10mbit", "--", "sh", "-c", outer)
     assert [(short / f"inner.{rank}").read_text() for rank in range(3)] == ["h1 0\n", "h2 1\n", "h2 2\n"]
 
 

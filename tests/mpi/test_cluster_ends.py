@@ -18,8 +18,9 @@ from hvd_ext.cluster import folder as folders, launch, state as states
 from hvd_ext.cluster.rehearsal import Cluster, ClusterError
 from hvd_ext.cluster.spec import Spec
 from hvd_ext.runner.launcher import marked
-from tests.mpi.clusters import LIMIT_S, run_command
-from tests.waiting import until
+from tests.mpi.benches import rehearsal
+from tests.mpi.faulty import members
+from tests.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.cluster
 
@@ -28,14 +29,13 @@ NOBODY = 65534
 
 
 def test_the_command_says_what_it_made_and_hands_output_and_status_on(short: Path) -> None:
-    done = run_command(short, "--hosts", "1,1", "--rate", "10mbit", "--", "echo", "--rate", "out")
-    assert done.returncode == 0, done.stderr
+    done = rehearsal(short, "--hosts", "1,1", "--rate", "10mbit", "--", "echo", "--rate", "out")
     assert sorted(done.stdout) == sorted("--rate out\n" * 2)  # lines of two ranks may mix
     assert "hvd_ext cluster: 2 ranks on 2 hosts (h1: 0, h2: 1)" in done.stderr
     assert "each host's link: 10mbit each way" in done.stderr
     assert "hvd_ext cluster: burst 16kb (suits 10mbit), queue" in done.stderr
-    chosen = run_command(short, "--hosts", "1,1", "--rate", "10mbit", "--burst", "32kb", "sh", "-c", "exit 7")
-    assert chosen.returncode == 7
+    wider = ("--hosts", "1,1", "--rate", "10mbit", "--burst", "32kb")
+    chosen = rehearsal(short, *wider, "sh", "-c", "exit 7", status=7)
     assert "hvd_ext cluster: burst 32kb, queue" in chosen.stderr
     assert list(short.iterdir()) == []
 
@@ -48,24 +48,11 @@ def test_what_another_user_left_is_left_alone_and_the_job_runs(short: Path) -> N
     script = f"""mkdir {folders.PREFIX}fifo {folders.PREFIX}link; touch {folders.PREFIX}fifo/state.json
 mkfifo {folders.PREFIX}fifo/lock; ln -s {target}/made {folders.PREFIX}link/lock"""
     subprocess.run(["sh", "-ec", script], cwd=short, user=NOBODY, group=NOBODY, extra_groups=[], check=True)
-    done = run_command(short, "--hosts", "1,1", "--", "true")
-    assert done.returncode == 0, done.stderr
+    done = rehearsal(short, "--hosts", "1,1", "--", "true")
     words = [f"{folders.PREFIX}{name} belongs to user {NOBODY}" for name in ("fifo", "link")]
     assert f"hvd_ext cluster: left alone in {short}: {'; '.join(words)}\n" in done.stderr
     assert list(target.iterdir()) == []
     assert len(list(short.iterdir())) == 3
-
-
-def members(namespace: str) -> list[Path]:
-    """Lists the processes in a PID namespace."""
-    found = []
-    for link in Path("/proc").glob("[0-9]*/ns/pid"):
-        try:
-            if os.readlink(link) == namespace:
-                found.append(link)
-        except OSError:
-            continue
-    return found
 
 
 @pytest.mark.parametrize(
@@ -144,6 +131,6 @@ def test_without_root_it_works_where_the_kernel_lets_users_have_namespaces(short
     if can.returncode != 0:
         pytest.skip(f"another user cannot run this Python, or has no namespaces: {can.stderr.strip()[-200:]}")
     short.chmod(0o777)
-    done = run_command(short, "--hosts", "1,1", "--rate", "10mbit", "--", "sh", "-c", "hostname; exit 5", prefix=user)
-    assert done.returncode == 5, done.stderr
+    hosts = ("--hosts", "1,1", "--rate", "10mbit")
+    done = rehearsal(short, *hosts, "--", "sh", "-c", "hostname; exit 5", prefix=user, status=5)
     assert set(done.stdout) <= set("h12\n")  # lines of two ranks may mix

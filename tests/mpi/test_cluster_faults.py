@@ -104,17 +104,9 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Waiting]:
         yield {wait: pool.submit(wait, tmp_path_factory.mktemp(wait.__name__)) for wait in WAITS}
 
 
-def test_when_a_host_is_cut_off_all_ranks_end_themselves_and_say_whom_they_waited_for(waiting: Waiting) -> None:
-    waiting[a_host_is_cut_off].result()
-    waiting[a_host_is_cut_off_from_mpi].result()
-
-
-def test_training_ends_on_all_ranks_when_a_host_is_cut_off(waiting: Waiting) -> None:
-    waiting[a_host_is_cut_off_in_training].result()
-
-
-def test_a_rank_that_never_starts_is_named_with_its_host(waiting: Waiting) -> None:
-    waiting[a_rank_never_starts].result()
+@pytest.mark.parametrize("wait", WAITS, ids=lambda wait: wait.__name__)
+def test_all_ranks_end_themselves_and_name_the_missing_ones(wait: Callable[[Path], None], waiting: Waiting) -> None:
+    waiting[wait].result()
 
 
 def test_mpirun_itself_names_a_host_that_is_cut_off_where_it_looks_often_enough(
@@ -130,9 +122,7 @@ def test_mpirun_itself_names_a_host_that_is_cut_off_where_it_looks_often_enough(
         assert "on node h2" in job.text(), job.text()
 
 
-@pytest.mark.parametrize(
-    "killed", [pytest.param((3,), id="one"), pytest.param((1, 3), id="one on each host", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("killed", [(3,), (1, 3)], ids=["one", "one on each host"])
 def test_ranks_that_are_killed_end_the_job(
     killed: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.mpi import jobs
-from tests.mpi.clusters import run_command
+from tests.mpi.benches import rehearsal
 
 # The launcher is looked for among a rank's parents.
 run = functools.partial(jobs.run, forked=False)
@@ -94,8 +94,7 @@ def test_two_hosts_are_named_with_their_network(tmp_path: Path, short: Path, mon
     # each rank's report in a file: what mpirun passes on is for people
     script = Path(quick(tmp_path)[0])
     script.write_text(f"import sys; sys.stdout = open({str(tmp_path)!r} + '/rank0.txt', 'a')\n" + script.read_text())
-    done = run_command(short, "--hosts", "1,1", "--", sys.executable, str(script), "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
+    rehearsal(short, "--hosts", "1,1", "--", sys.executable, str(script), "--json")
     found = report((tmp_path / "rank0.txt").read_text())
     assert found["the ranks meet"]["seen"] == "2 ranks on 2 hosts: h1: rank 0; h2: rank 1"
     assert found["network"]["seen"].startswith("in common: 10.77.0.0/")

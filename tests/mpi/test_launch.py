@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,11 +12,6 @@ from tests.mpi import jobs
 
 # What is tested is a rank as the launcher starts it.
 run = functools.partial(jobs.run, forked=False)
-
-NEEDS_HOROVOD = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None or shutil.which("horovodrun") is None,
-    reason="needs Horovod: python -m hvd_ext install-horovod",
-)
 
 TWO_LIVES = """
     import hvd_ext as hvd
@@ -134,7 +127,7 @@ def test_mpi_that_mpi4py_uses_is_shared(first: str, tmp_path: Path) -> None:
     assert all(job.says(rank, "done") for rank in range(2)), job.text()
 
 
-@NEEDS_HOROVOD
+@jobs.NEEDS_HOROVOD
 @pytest.mark.parametrize("first", ["horovod", "hvd_ext"])
 def test_mpi_that_horovod_uses_is_shared_whichever_of_its_launchers_started_the_job(first: str, tmp_path: Path) -> None:
     start = "import horovod.tensorflow as horovod; horovod.init()"

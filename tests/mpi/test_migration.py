@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tests.mpi import jobs
-
-NEEDS_HOROVOD = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None or shutil.which("horovodrun") is None,
-    reason="needs Horovod: python -m hvd_ext install-horovod",
-)
 
 SCRIPT = """
 import os
@@ -97,7 +89,7 @@ def trained_in_one_process(size: int) -> list[np.ndarray]:
     return model.get_weights()
 
 
-@NEEDS_HOROVOD
+@jobs.NEEDS_HOROVOD
 def test_a_script_for_horovod_runs_with_another_import(tmp_path: Path) -> None:
     before, after = "import horovod.tensorflow.keras as hvd", "import hvd_ext as hvd"
     assert SCRIPT.count(before) == 1

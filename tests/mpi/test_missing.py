@@ -1,4 +1,4 @@
-"""A rank that stays away: the others say who it is, and end when they have waited too long."""
+"""A rank that stays away or ends early: the others say who it is, and end when they have waited too long."""
 
 from __future__ import annotations
 
@@ -41,6 +41,26 @@ STAYS_AWAY = """
             hvd.allgather_object(0, name="late one")
         except CommunicationError as error:
             print("caught:", error, flush=True)
+"""
+
+# Rank 1 stops after a few epochs, all by itself: early stopping without averaged metrics.
+LEAVES = """
+    import keras, numpy as np
+    import hvd_ext as hvd
+
+    hvd.init()
+    keras.utils.set_random_seed(1)  # equal weights
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    x = np.arange(24, dtype=np.float32).reshape(8, 3) / 24 + hvd.rank()
+    # the loss becomes smaller in every epoch: what it must reach is more than that
+    stop = [keras.callbacks.EarlyStopping("loss", min_delta=1e9, patience=2)] if hvd.rank() == 1 else []
+    try:
+        history = model.fit(x, x[:, :1], batch_size=4, epochs=50, verbose=0, callbacks=stop)
+    except Exception as error:
+        print("told:", " ".join(str(error).split()), flush=True)
+        raise
+    print("ended after", len(history.epoch), "epochs", flush=True)
 """
 
 JOBS = {"0": NEVER.replace("MISSING", "0"), "2": NEVER.replace("MISSING", "2"), "later": STAYS_AWAY}
@@ -95,6 +115,14 @@ def test_a_rank_that_is_late_is_waited_for(tmp_path: Path) -> None:
     assert hvd.allgather_object(hvd.rank()) == [0, 1]
     """
     jobs.run(tmp_path, program, changes={"HVD_EXT_STALL_FATAL_S": "100"}).must_succeed()
+
+
+def test_a_rank_that_ends_fit_early_is_named_to_those_that_train_on(tmp_path: Path) -> None:
+    job = jobs.run(tmp_path, LEAVES).must_fail()
+    assert "ended after" in job.outputs[1] and "told:" not in job.outputs[1], job.text()
+    told = [line for line in job.outputs[0].splitlines() if line.startswith("told:")]
+    assert len(told) == 1 and "rank 1" in told[0], job.text()
+    assert "DistributedOptimizer" in told[0] or "SGD" in told[0], job.text()
 
 
 def environment(folder: Path, place: int, size: int, rank: int) -> dict[str, str]:
