@@ -28,6 +28,9 @@ from tests.mpi import cached, jobs
 from tests.mpi.faulty import left_of, running
 from tests.mpi.fork_server import OUTPUT
 
+Limited = tuple[dict[str, Any], list[str]]  # what a job at its limits has counted, and its lines
+Trained = tuple[dict[int, dict[str, Any]], Path]  # the results of jobs by their ranks, and their folder
+
 PROGRAM = str(Path(cached.__file__))
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -280,7 +283,7 @@ def cgroup() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def limited(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[str]]:
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Limited:
     """What a job at its limits has counted, and its lines."""
     path = tmp_path_factory.mktemp("limits")
     made_up = {
@@ -305,7 +308,7 @@ def warned(lines: list[str], name: str, words: str) -> None:
     assert words in of_cache[0]
 
 
-def test_a_disk_that_is_full_takes_no_more_and_training_goes_on(limited: tuple[dict[str, Any], list[str]]) -> None:
+def test_a_disk_that_is_full_takes_no_more_and_training_goes_on(limited: Limited) -> None:
     outcome, lines = limited
     if "disk" not in outcome:
         pytest.skip(NO_TMPFS)
@@ -317,7 +320,7 @@ def test_a_disk_that_is_full_takes_no_more_and_training_goes_on(limited: tuple[d
     assert not stats["disk_open"]
 
 
-def test_memory_that_a_cgroup_limits_is_left_to_others(limited: tuple[dict[str, Any], list[str]]) -> None:
+def test_memory_that_a_cgroup_limits_is_left_to_others(limited: Limited) -> None:
     outcome, lines = limited
     (first, *epochs), stats = outcome["made up"]
     assert [len(first), *(sorted(epoch) for epoch in epochs)] == [20, *[list(range(60))] * 2]
@@ -326,9 +329,7 @@ def test_memory_that_a_cgroup_limits_is_left_to_others(limited: tuple[dict[str, 
     assert not stats["memory_open"]
 
 
-def test_a_job_whose_samples_are_larger_than_its_cgroup_is_not_killed(
-    limited: tuple[dict[str, Any], list[str]],
-) -> None:
+def test_a_job_whose_samples_are_larger_than_its_cgroup_is_not_killed(limited: Limited) -> None:
     outcome, lines = limited
     if "cgroup" not in outcome:
         pytest.skip(NO_CGROUP)
@@ -364,7 +365,7 @@ def test_each_host_has_memory_and_a_folder_of_its_own_with_its_own_part(tmp_path
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, dict[str, Any]], Path]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """What jobs of 4, 2 and 1 ranks have trained on, each from where the one before was stopped."""
     path = tmp_path_factory.mktemp("trained")
     found = {}
@@ -384,9 +385,7 @@ def seeds_of(steps: list[Any], first: int) -> dict[tuple[int, int], tuple[float,
     return {((first + at) // 5, int(row[0])): tuple(row[1:]) for at, step in enumerate(steps) for row in step}
 
 
-def test_training_that_was_stopped_goes_on_bit_for_bit_on_as_many_ranks(
-    trained: tuple[dict[int, dict[str, Any]], Path],
-) -> None:
+def test_training_that_was_stopped_goes_on_bit_for_bit_on_as_many_ranks(trained: Trained) -> None:
     first = trained[0][4]
     assert len(first["whole"]) == 15
     assert first["steps"] == first["whole"][:8]
@@ -395,9 +394,7 @@ def test_training_that_was_stopped_goes_on_bit_for_bit_on_as_many_ranks(
     assert all(first["equal"])
 
 
-def test_on_any_number_of_ranks_each_step_has_the_same_samples_with_the_same_seeds(
-    trained: tuple[dict[int, dict[str, Any]], Path],
-) -> None:
+def test_on_any_number_of_ranks_each_step_has_the_same_samples_with_the_same_seeds(trained: Trained) -> None:
     found, path = trained
     wanted = []
     for epoch in range(3):
