@@ -77,10 +77,11 @@ class Job:
         parts += [f"-- rank {rank}\n{output}" for rank, output in enumerate(self.outputs)]
         return "\n".join(parts)
 
-    def must_succeed(self) -> Job:
-        """Check that the job ended well and in time."""
+    def must_succeed(self, line: str | None = None) -> Job:
+        """Check that the job ended well and in time, and that each rank wrote this line."""
         assert not self.timed_out, self.text()
         assert self.code == 0, self.text()
+        assert line is None or all(self.says(rank, line) for rank in range(len(self.outputs))), self.text()
         return self
 
     def must_fail(self) -> Job:

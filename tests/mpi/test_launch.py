@@ -98,8 +98,7 @@ def test_horovods_variables_are_heeded_or_named_by_rank_0_once(tmp_path: Path) -
         hvd.shutdown()
     """
     changes = {"HOROVOD_FUSION_THRESHOLD": "4096", "HOROVOD_CYCLE_TIME": "3", "HVD_EXT_QUIET": "1"}
-    job = run(tmp_path, program, changes=changes).must_succeed()
-    assert all(job.says(rank, "bucket 4096") for rank in range(2)), job.text()
+    job = run(tmp_path, program, changes=changes).must_succeed("bucket 4096")
     warned = [text.count("HOROVOD_CYCLE_TIME=3 has no effect in hvd_ext") for text in job.outputs]
     assert warned == [1, 0], job.text()
     assert "hvd_ext: [rank 0] environment variable HOROVOD_CYCLE_TIME=3 has" in job.outputs[0], job.text()
@@ -123,8 +122,7 @@ def test_mpi_that_mpi4py_uses_is_shared(first: str, tmp_path: Path) -> None:
     assert hvd.size() == 2
     print("done", flush=True)
     """
-    job = run(tmp_path, program).must_succeed()
-    assert all(job.says(rank, "done") for rank in range(2)), job.text()
+    run(tmp_path, program).must_succeed("done")
 
 
 @jobs.NEEDS_HOROVOD
@@ -135,5 +133,4 @@ def test_mpi_that_horovod_uses_is_shared_whichever_of_its_launchers_started_the_
     before, after = (start, check) if first == "horovod" else ("", f"{start}; {check}")
     program = WITH_TENSORFLOW.replace("FIRST", before).replace("LAST", after)
     launcher = jobs.MPIRUN if first == "horovod" else jobs.HORVODRUN
-    job = run(tmp_path, program, launcher=launcher).must_succeed()
-    assert all(job.says(rank, "done") for rank in range(2)), job.text()
+    run(tmp_path, program, launcher=launcher).must_succeed("done")
