@@ -6,7 +6,6 @@ come to the end of the input, are written to files of the job at once, so that t
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
@@ -20,7 +19,6 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.data import store
 
 BATCH = 8
 FILE_NBYTES = 3000
@@ -52,13 +50,13 @@ def write_files(folder: Path, samples: int) -> None:
         (folder / f"{number:05}.bin").write_bytes(data)
 
 
-def loading(nbytes: int, pause_s: float = 0.0, more: int = 0) -> Callable[[tf.Tensor], Any]:
-    """Make a load of numbers: a sample is a number and bytes; `more` makes it another load with other bytes."""
+def loading(nbytes: int, pause_s: float = 0.0) -> Callable[[tf.Tensor], Any]:
+    """Make a load of numbers: a sample is a number and bytes."""
 
     def make(number: np.ndarray) -> np.ndarray:
         note("decoded", [int(number)])
         time.sleep(pause_s)
-        return contents(int(number) + more, nbytes)
+        return contents(int(number), nbytes)
 
     def load(number: tf.Tensor) -> Any:
         row = tf.numpy_function(make, [number], tf.uint8)
@@ -82,7 +80,7 @@ def load_file(text: tf.Tensor) -> Any:
     return number, row
 
 
-def seen(dataset: tf.data.Dataset, more: int = 0) -> list[int]:
+def seen(dataset: tf.data.Dataset) -> list[int]:
     """Go through an epoch and check every byte.
 
     Returns:
@@ -91,7 +89,7 @@ def seen(dataset: tf.data.Dataset, more: int = 0) -> list[int]:
     found: list[int] = []
     for numbers, rows in dataset.as_numpy_iterator():
         for number, row in zip(numbers.tolist(), rows, strict=True):
-            np.testing.assert_array_equal(row, contents(number + more, len(row)), f"sample {number}")
+            np.testing.assert_array_equal(row, contents(number, len(row)), f"sample {number}")
         note("seen", numbers)
         found += numbers.tolist()
     return found
@@ -126,28 +124,8 @@ def together(source: str, disk: str, meet: str, seed: int) -> None:
     result([found, cache.stats()])
 
 
-def small(disk: str, kept: str, more: int) -> list[Any]:
-    """Use a cache on disk, one in memory that stays, and one whose load is another in the later job."""
-    outcome = []
-    settings = {"source": np.arange(40), "load": loading(4000), "progress": False}
-    for cache in (
-        hvd.DataCache("flipped", disk=disk, memory=None, **settings),
-        hvd.DataCache(kept, memory="1MB", keep=True, **settings),
-        hvd.DataCache("changed", **{**settings, "load": loading(40, more=more)}, disk=disk, memory=None),
-    ):
-        changed = more if cache.name == "changed" else 0
-        outcome.append([seen(cache.dataset(BATCH), changed), cache.stats()])
-        cache.close()
-    return outcome
-
-
-def earlier(disk: str, kept: str) -> None:
-    """Store what the later job shall find."""
-    result(small(disk, kept, 0))
-
-
-def later(source: str, disk: str, kept: str) -> None:
-    """Read what the earlier jobs have stored; nobody has the source any more."""
+def later(source: str, disk: str) -> None:
+    """Read what the earlier jobs have stored, without the source."""
     begin_s = time.perf_counter()
     cache = hvd.DataCache(
         "together", hvd.data.folder(source, labels=False), load_file, memory="1MB", disk=disk, progress=False
@@ -156,26 +134,17 @@ def later(source: str, disk: str, kept: str) -> None:
     next(iterator)
     first_s = time.perf_counter() - begin_s
     found = seen(cache.dataset(BATCH, shuffle=True))
-    result([[found, cache.stats()], *small(disk, kept, 1), first_s])
+    result([found, cache.stats(), first_s])
 
 
-def limits(small_disk: str, root: str, cgroup: str) -> None:
-    """Fill a disk, memory whose cgroup is made up, and memory in a cgroup; an empty text leaves one out."""
+def limits(small_disk: str, cgroup: str) -> None:
+    """Fill a disk, and memory in a cgroup; an empty text leaves one out."""
     outcome: dict[str, Any] = {}
     if small_disk:
         cache = hvd.DataCache("full", np.arange(60), loading(400_000), memory=None, disk=small_disk, progress=False)
         epochs = [seen(cache.dataset(2, shuffle=True)) for _ in range(2)]
         outcome["disk"] = [epochs, cache.stats()]
         cache.close()
-    options, used = store.native.Options, Path(root, "sys/fs/cgroup/job/memory.current")
-    store.native.Options = functools.partial(options, memory_root=os.fsencode(root))
-    cache = hvd.DataCache("made-up", np.arange(60), loading(400_000), memory="100MB", progress=False)
-    store.native.Options = options
-    data = cache.dataset(2, shuffle=True)
-    found = seen(data.take(10))
-    used.write_text("95000000\n")
-    outcome["made up"] = [[found, seen(data), seen(data)], cache.stats()]
-    cache.close()
     if cgroup:
         Path(cgroup, "cgroup.procs").write_text(str(os.getpid()))
         cache = hvd.DataCache("grouped", np.arange(300), loading(1_000_000), memory="400MB", progress=False)
@@ -274,7 +243,7 @@ def _trained(
     return [[row for own in step for row in own] for step in zip(*ranks, strict=True)]
 
 
-TASKS = {task.__name__: task for task in (fill, together, earlier, later, limits, hosts, train)}  # type: dict[str, Callable[..., None]]
+TASKS = {task.__name__: task for task in (fill, together, later, limits, hosts, train)}  # type: dict[str, Callable[..., None]]
 
 
 def main(arguments: Sequence[str]) -> None:
