@@ -1,14 +1,12 @@
-"""One job of several in turn that train with TopK or with shuffled data, each from the checkpoints of the one before.
+"""One job of several in turn that train with TopK, each from the checkpoints of the one before.
 
 Arguments: folders; in each a folder of checkpoints for each of `CASES`. Where there is none yet the job trains `BEFORE`
 steps, else it goes on from the newest. Then it saves, and trains `AFTER` steps more; rank 0 writes the weights. In each
-folder there is one of checkpoints for shuffled data too, see `went_on`; rank 0 writes the samples of each step. There
-is one for each of `UNTIL` too, see `switched`.
+folder there is one for each of `UNTIL` too, see `switched`.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.keras.checkpoint.callback import newest
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.test_checkpoint import Crash, CrashError
-from tests.ranks.test_data_going_on import Recorded, samples
 from tests.ranks.topk_jobs import OPTIONS, gradients, hosts_of, restart
 from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, model, values
 
@@ -102,26 +97,6 @@ def trained(directory: Path, momentum: float, correction: bool, op: Any) -> list
     return values(made.weights)
 
 
-def went_on(directory: Path) -> list[list[int]]:
-    """Begin to train with shuffled data, and die in the second epoch; or go on to the end of the third.
-
-    Returns:
-        The samples of all ranks in each step.
-    """
-    # the batch of all ranks together is always 8; 43 samples are more than 5 steps on any number of ranks
-    data = hvd.shard(samples(43), 8 // hvd.size(), shuffle=True, seed=3, drop_remainder=True)
-    begins = newest(directory) is None
-    checkpoint = hvd.callbacks.Checkpoint(directory, every=None, every_steps=7 if begins else 4)
-    callbacks = [*([Crash(8)] if begins else []), checkpoint]
-    made = Recorded()
-    try:
-        made.fit(data, epochs=3, verbose=0, shuffle=False, callbacks=hvd.callbacks.synchronized(callbacks))
-    except CrashError:
-        assert begins
-    ranks = hvd.allgather_object([list(step) for step in made.seen])  # Keras has made it a list of its own
-    return [[number for own in step for number in own] for step in zip(*ranks, strict=True)]
-
-
 def main() -> None:
     """Train in all folders."""
     restart(hosts_of(LAUNCHED_SIZE))
@@ -134,9 +109,6 @@ def main() -> None:
             found = switched(folder / case, until)
             if hvd.rank() == 0:
                 np.savez(folder / f"{case}.npz", *found)
-        steps = went_on(folder / "data")
-        if hvd.rank() == 0:
-            (folder / "data.json").write_text(json.dumps(steps))
 
 
 if __name__ == "__main__":
