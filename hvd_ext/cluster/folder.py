@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -99,15 +100,10 @@ def _lock(folder: int) -> int | None:
 
 
 def _empty(folder: int) -> None:
-    """Empty an open folder without following links; shutil.rmtree() would look the folder up by its name again."""
+    """Empty an open folder without following links; a path through the descriptor does not look its name up again."""
     with os.scandir(folder) as entries:
         for entry in list(entries):
             if entry.is_dir(follow_symlinks=False):
-                inner = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-                try:
-                    _empty(inner)
-                finally:
-                    os.close(inner)
-                os.rmdir(entry.name, dir_fd=folder)
+                shutil.rmtree(f"/proc/self/fd/{folder}/{entry.name}")
             else:
                 os.unlink(entry.name, dir_fd=folder)

@@ -22,7 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from hvd_ext.cluster import orphans
+import psutil
+
 from hvd_ext.cluster.network import SUBNET
 from hvd_ext.cluster.state import State, enter, read
 from hvd_ext.errors import HvdExtError, InvalidError
@@ -31,6 +32,11 @@ from hvd_ext.runner.launcher import JobError, find, job_environment
 
 STOP_S = 5.0
 POLL_S = 0.02
+# Every process of a job has this variable: mpirun, the hosts' daemons, the ranks and what they start.
+MARK = "HVD_EXT_CLUSTER_JOB"
+LOOK_S = 2.0
+# mpirun takes a second or two to end, and longer on a busy machine.
+PATIENCE_S = 10.0
 # Variables that an outer mpirun sets for its ranks; an inner mpirun that saw them would take itself for such a rank.
 _OF_A_JOB = re.compile(r"(OMPI|OPAL|ORTE|PMIX|PMI|PRTE)\d?_")
 _OF_A_USER = re.compile(r"(OMPI|PMIX)_MCA_")
@@ -152,7 +158,7 @@ def run(
         # In a session of its own, so that Ctrl-C reaches only this process, which then ends the job in order.
         process = subprocess.Popen(
             words,
-            env={**variables, orphans.MARK: mark},
+            env={**variables, MARK: mark},
             stdin=stdin,
             stdout=output,
             stderr=errors,
@@ -164,24 +170,56 @@ def run(
         return _wait(process, mark, timeout_s)
     except BaseException:
         _end(process)
-        orphans.end(mark)
+        _end_members(mark)
         raise
 
 
 def _wait(process: subprocess.Popen[bytes], mark: str, timeout_s: float | None) -> int:
-    watch = orphans.Watch(mark)
+    watch = Watch(mark)
     end = math.inf if timeout_s is None else time.monotonic() + timeout_s
     while True:
         try:
-            return process.wait(max(0.0, min(orphans.LOOK_S, end - time.monotonic())))
+            return process.wait(max(0.0, min(LOOK_S, end - time.monotonic())))
         except subprocess.TimeoutExpired:
             if time.monotonic() >= end:
                 raise JobError(f"job did not end within {timeout_s:g} s") from None
         if watch.without_ranks():
-            orphans.end(mark)  # kills mpirun too, which in this state crashes on signals that it handles
+            _end_members(mark)  # kills mpirun too, which in this state crashes on signals that it handles
             raise JobError(
                 "job: all its ranks have ended, but mpirun waits for a host that does not answer; it was ended too"
             )
+
+
+class Watch:
+    """Watches whether a job still has ranks.
+
+    mpirun ends when the daemon of every host has reported. The daemon of a host that was cut off never does, so mpirun
+    waits until TCP gives up retransmitting, a quarter of an hour (tcp_retries2 in the kernel's ip-sysctl
+    documentation).
+    """
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._ranks: set[psutil.Process] = set()
+        self._seen_s: float | None = None
+
+    def without_ranks(self) -> bool:
+        """Return whether all ranks have been gone for `PATIENCE_S` seconds; false before any rank was seen."""
+        now_s = time.monotonic()
+        # A rank may exec a program with another environment, so a known rank counts as long as it lives.
+        self._ranks = {process for process in self._ranks if launcher.lives(process)}
+        living = launcher.marked(MARK, self._mark).items()
+        self._ranks |= {process for process, variables in living if "OMPI_COMM_WORLD_RANK" in variables}
+        if self._ranks:
+            self._seen_s = now_s
+        return self._seen_s is not None and now_s - self._seen_s >= PATIENCE_S
+
+
+def _end_members(mark: str) -> None:
+    """End every process of a job at once."""
+    for process in launcher.marked(MARK, mark):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

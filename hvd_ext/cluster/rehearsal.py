@@ -8,6 +8,7 @@ The command `python -m hvd_ext cluster run` uses this module, and so do tests an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -42,9 +43,7 @@ class Cluster:
     def __init__(self, spec: Spec) -> None:
         """Describe a cluster."""
         self.spec = spec
-        self._folder: Path | None = None
-        self._lock: IO[bytes] | None = None
-        self._first: subprocess.Popen[bytes] | None = None
+        self._cleanup = contextlib.ExitStack()
         self._state: State | None = None
 
     def __enter__(self) -> Cluster:
@@ -53,11 +52,9 @@ class Cluster:
             raise ClusterError(f"namespaces: making them {words}")
         launch.find_mpirun()
         folders.remove_stale()
-        try:
-            self._make()
-        except BaseException:
-            self.close()
-            raise
+        with contextlib.ExitStack() as cleanup:
+            self._make(cleanup)
+            self._cleanup = cleanup.pop_all()
         return self
 
     def __exit__(
@@ -140,33 +137,18 @@ class Cluster:
 
     def close(self) -> None:
         """End every process of the cluster, which removes its namespaces; then remove its folder."""
-        self._state = None
-        if self._first is not None:
-            assert self._first.stdin is not None and self._first.stdout is not None
-            self._first.stdin.close()
-            try:
-                self._first.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                self._first.kill()
-                self._first.wait()
-            self._first.stdout.close()
-            self._first = None
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._cleanup.close()
 
-    def _make(self) -> None:
-        folder, self._lock = folders.make()
-        self._folder = folder
+    def _make(self, cleanup: contextlib.ExitStack) -> None:
+        folder, lock = folders.make()
+        cleanup.enter_context(lock)
+        cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
         for name in ("session", "holders"):
             (folder / name).mkdir()
         (folder / "hosts").write_text(network.hosts_file(self.spec), encoding="utf-8")
         remarks = "".join(f"# {line}\n" for line in describe(self.spec))  # benchmark results contain these lines
         (folder / "topology.yaml").write_text(remarks + topology(self.spec), encoding="utf-8")
-        pid, holders = self._start(folder)
+        pid, holders = self._start(folder, cleanup)
         for name, number in holders.items():
             (folder / "holders" / name).write_text(f"{number}\n", encoding="utf-8")
         agent = folder / "agent"
@@ -181,6 +163,7 @@ class Cluster:
             dict(self.spec.mca),
             launch.users_parameters(),
         )
+        cleanup.callback(setattr, self, "_state", None)
         self._batch("ip", network.switch_links(self.spec, holders))
         self._batch("tc", network.switch_limits(self.spec))
         for number, name in enumerate(self.spec.names, 1):
@@ -190,7 +173,7 @@ class Cluster:
                 self._batch("tc", [limit], name)
         self._state.write()
 
-    def _start(self, folder: Path) -> tuple[int, dict[str, int]]:
+    def _start(self, folder: Path, cleanup: contextlib.ExitStack) -> tuple[int, dict[str, int]]:
         request = {
             "hosts": self.spec.names,
             "switch": network.SWITCH,
@@ -200,15 +183,16 @@ class Cluster:
         python = [sys.executable, "-I", "-S", str(Path(holder.__file__).resolve())]
         log = folder / "holder.log"
         with log.open("wb") as errors:
-            self._first = subprocess.Popen(
+            first = subprocess.Popen(
                 [*unshare(), *python, json.dumps(request)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,
             )
-        assert self._first.stdout is not None
-        line = self._first.stdout.readline()
+        cleanup.callback(_end, first)
+        assert first.stdout is not None
+        line = first.stdout.readline()
         if not line:
             words = " ".join(log.read_text(errors="replace").split())
             raise ClusterError(f"namespaces: they cannot be made, is a privilege missing? {words}")
@@ -227,3 +211,13 @@ class Cluster:
         if host not in self.spec.names:
             raise InvalidError(f"host ({host}): must be one of {', '.join(self.spec.names)}")
         return host
+
+
+def _end(first: subprocess.Popen[bytes]) -> None:
+    assert first.stdin is not None
+    with first:
+        first.stdin.close()
+        try:
+            first.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            first.kill()

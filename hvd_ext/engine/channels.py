@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from hvd_ext.engine import native, spec
 from hvd_ext.engine.native import call as _call
-from hvd_ext.engine.reports import ResidualShard, TopKStatistics
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning.tensors import DTYPES
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from hvd_ext.planning.layout import BucketLayout, Layout
     from hvd_ext.planning.model import LogicalPlan
     from hvd_ext.planning.tensors import Tensor
+
+    Arrays = Sequence[npt.NDArray[np.generic]]
 
 RESIDUAL, VELOCITY = 0, 1  # the values that a sparse bucket keeps between steps
 
@@ -54,21 +55,37 @@ class RecentSteps(NamedTuple):
     arrival_offset_s: npt.NDArray[np.float64]
 
 
+class ResidualShard(NamedTuple):
+    """The elements [begin, begin + elements) of a sparse bucket, whose residual and velocity this rank keeps."""
+
+    begin: int
+    elements: int
+    has_velocity: bool
+
+
+class TopKStatistics(NamedTuple):
+    """Entries and bytes that this rank has sent for a channel's sparse buckets, and its committed and dropped steps."""
+
+    entries: int
+    value_bytes: int
+    index_bytes: int
+    head_bytes: int
+    committed: int
+    dropped: int
+
+
 KEPT_STEPS = 100  # of which the engine keeps the times (kTimesKept of tf_ops/engine/channel.cc)
 
 
 class Parts:
     """The steps of a channel, tensor by tensor on NumPy arrays; made by `Channels.in_parts`."""
 
-    def __init__(
-        self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
-    ) -> None:
+    def __init__(self, channel: int, inputs: Arrays, outputs: Arrays) -> None:
         """Use `Channels.in_parts`, which checks the arrays."""
         self._held = tuple(inputs), tuple(outputs)  # an array with a reference cannot be resized
         self._channel = ctypes.c_int64(channel)
         self._memory = [(ctypes.c_void_p(array.ctypes.data), ctypes.c_int64(array.nbytes)) for array in inputs]
-        self._outputs = (ctypes.c_void_p * len(outputs))(*[array.ctypes.data for array in outputs])
-        self._nbytes = native.int64s([array.nbytes for array in outputs])
+        self._outputs, self._nbytes = _memories(outputs), _sizes(outputs)
         self._ticket = ctypes.c_int64()
 
     def begin(self) -> None:
@@ -104,7 +121,7 @@ class Parts:
 
 
 class Channels:
-    """The part of `hvd_ext.engine.engine.Engine` that opens and runs channels."""
+    """The part of `hvd_ext.engine.engine.Engine` that opens and runs channels; `channel` is from `open_channel`."""
 
     generation: int
     channels: dict[int, OpenChannel]
@@ -114,7 +131,7 @@ class Channels:
         # by channel and name: from which step on what is called
         self._due: dict[int, dict[str, tuple[int, Callable[[int], None]]]] = {}
         # one for all calls and for good: it must not be freed while it runs
-        self._before_step = native.AT_STEP(self._call_before_step)
+        self._before_step = spec.AT_STEP(self._call_before_step)
 
     def open_channel(
         self,
@@ -152,7 +169,6 @@ class Channels:
         with sparse buckets, its steps still begin with `begin_topk_step`, even where the new layout has none.
 
         Args:
-            channel: from `open_channel`.
             layout: a layout in which the same tensors travel.
             handle_of: as `open_channel` takes it.
             first_step: the number of the next step.
@@ -173,7 +189,6 @@ class Channels:
         """Have a function called once, before a step begins.
 
         Args:
-            channel: from `open_channel`.
             step: the number of the step, the first of a channel being 1; if it has begun already, the next one.
             call: gets the number of the step that is about to begin, on the thread that begins it. It may use the
                 engine and wait for other ranks whose function is called before the same step. It must not raise.
@@ -198,25 +213,17 @@ class Channels:
         """Return when the tensors of the newest complete steps came on this rank; the engine notes this always.
 
         Args:
-            channel: from `open_channel`.
             most: the largest number of steps, `KEPT_STEPS` or less.
         """
         tensors = len(self.channels[lane_of(channel)].layout.engine_tensors)
-        steps, count = np.zeros(most, np.int64), ctypes.c_int64()
-        begins_s, ends_s, arrival_offset_s = np.zeros(most), np.zeros(most), np.zeros((most, tensors))
-        seconds = [
-            array.ctypes.data_as(ctypes.POINTER(ctypes.c_double)) for array in (begins_s, ends_s, arrival_offset_s)
-        ]
-        numbers = steps.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
-        _call("hvd_ext_channel_times", channel, most, tensors, numbers, *seconds, ctypes.byref(count))
-        kept = slice(count.value)
-        return RecentSteps(steps[kept], begins_s[kept], ends_s[kept], arrival_offset_s[kept])
+        begins_s, ends_s = np.zeros((2, most))
+        recent = RecentSteps(np.zeros(most, np.int64), begins_s, ends_s, np.zeros((most, tensors)))
+        count, pointers = ctypes.c_int64(), map(native.pointer, recent)
+        _call("hvd_ext_channel_times", channel, most, tensors, *pointers, ctypes.byref(count))
+        return RecentSteps._make(array[: count.value] for array in recent)
 
     def close_channel(self, channel: int) -> None:
         """Close a channel; collect operations that still wait fail with `NotInitializedError`.
-
-        Args:
-            channel: from `open_channel`.
 
         Raises:
             InvalidError: there is no such channel.
@@ -225,33 +232,17 @@ class Channels:
         self._open.pop(channel, None)
         self._due.pop(channel, None)
 
-    def begin_step(self, channel: int) -> None:
-        """Begin a step of a channel.
-
-        Args:
-            channel: from `open_channel`.
-
-        Raises:
-            InvalidError: the previous step is incomplete; the message names the tensors that are missing.
-        """
-        _call("hvd_ext_channel_begin_step", channel)
-
-    def reduce(
-        self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
-    ) -> None:
+    def reduce(self, channel: int, inputs: Arrays, outputs: Arrays) -> None:
         """Run a whole step of a channel on NumPy arrays, and wait for all ranks; see `prepare`."""
         self.prepare(channel, inputs, outputs)()
 
-    def prepare(
-        self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
-    ) -> Callable[[], None]:
+    def prepare(self, channel: int, inputs: Arrays, outputs: Arrays) -> Callable[[], None]:
         """Make ready a whole step of a channel on NumPy arrays that stay where they are.
 
         Checking the arrays takes Python longer than the engine needs for a step of a few bytes. So they are checked
         once here, and the steps that follow only read and write them.
 
         Args:
-            channel: from `open_channel`.
             inputs: one contiguous array per tensor, of its dtype and number of elements.
             outputs: arrays like `inputs` for the results; they may be the same arrays.
 
@@ -264,14 +255,13 @@ class Channels:
             InvalidError: an array is not contiguous, or does not match its tensor.
         """
         self._check_arrays(channel, inputs, outputs)
-        memories = ctypes.c_void_p * len(inputs)
         held = tuple(inputs), tuple(outputs)  # an array with a reference cannot be resized
         arguments = (
             ctypes.c_int64(channel),
             ctypes.c_int64(len(inputs)),
-            memories(*[array.ctypes.data for array in inputs]),
-            memories(*[array.ctypes.data for array in outputs]),
-            native.int64s([array.nbytes for array in inputs]),
+            _memories(inputs),
+            _memories(outputs),
+            _sizes(inputs),
         )
 
         def step(_held: object = held) -> None:
@@ -279,11 +269,10 @@ class Channels:
 
         return step
 
-    def collect(self, channel: int, step: int, outputs: Sequence[npt.NDArray[np.generic]]) -> None:
+    def collect(self, channel: int, step: int, outputs: Arrays) -> None:
         """Wait for the results of a step, and take them; each is taken once.
 
         Args:
-            channel: from `open_channel`.
             step: the newest step, or the one before it.
             outputs: one contiguous array per tensor, of its dtype and number of elements.
 
@@ -292,9 +281,7 @@ class Channels:
             CommunicationError: the step has failed on some rank.
         """
         self._check_arrays(channel, outputs, outputs)
-        memories = (ctypes.c_void_p * len(outputs))(*[array.ctypes.data for array in outputs])
-        nbytes = native.int64s([array.nbytes for array in outputs])
-        _call("hvd_ext_channel_collect", channel, step, len(outputs), memories, nbytes)
+        _call("hvd_ext_channel_collect", channel, step, len(outputs), _memories(outputs), _sizes(outputs))
 
     def give_result(self, channel: int, tensor: int, values: npt.NDArray[np.generic]) -> None:
         """Set what the next collect of a tensor takes, whatever its step.
@@ -310,9 +297,7 @@ class Channels:
         memory = ctypes.c_void_p(values.ctypes.data)
         _call("hvd_ext_channel_give_result", channel, tensor, memory, values.nbytes)
 
-    def in_parts(
-        self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
-    ) -> Parts:
+    def in_parts(self, channel: int, inputs: Arrays, outputs: Arrays) -> Parts:
         """Make ready steps of a channel whose tensors are handed over one by one; see `prepare`.
 
         Args:
@@ -329,9 +314,7 @@ class Channels:
         self._check_arrays(channel, inputs, outputs)
         return Parts(channel, inputs, outputs)
 
-    def _check_arrays(
-        self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
-    ) -> None:
+    def _check_arrays(self, channel: int, inputs: Arrays, outputs: Arrays) -> None:
         opened = self.channels[lane_of(channel)]
         name, tensors = opened.name, opened.layout.engine_tensors
         if not len(inputs) == len(outputs) == len(tensors):
@@ -349,7 +332,6 @@ class Channels:
         A previous step that `end_step` has not ended is dropped.
 
         Args:
-            channel: from `open_channel`.
             density: in [0, 1], equal on all ranks. Of the elements [b, e) of a bucket, K(e) - K(b) are selected, with
                 K(x) = floor(density * x + 1/2).
             momentum: in [0, 1), equal on all ranks: of this step, in place of that of the layout; None for that.
@@ -363,7 +345,6 @@ class Channels:
         """End the step that `begin_topk_step` has begun.
 
         Args:
-            channel: from `open_channel`.
             commit: equal on all ranks. True takes over the residuals and velocities that the step has computed, and
                 requires that all results have arrived. False leaves residuals and velocities as they were.
 
@@ -376,7 +357,6 @@ class Channels:
         """Return the range of a sparse bucket's elements whose residual this rank keeps.
 
         Args:
-            channel: from `open_channel`.
             bucket: the bucket's index.
 
         Returns:
@@ -395,7 +375,6 @@ class Channels:
         """Copy this rank's residual or velocity of a sparse bucket, between two steps.
 
         Args:
-            channel: from `open_channel`.
             bucket: the bucket's index.
             which: `RESIDUAL` or `VELOCITY`.
             out: a contiguous float32 array of the shard's size; None for a new array.
@@ -415,7 +394,6 @@ class Channels:
         """Set this rank's residual or velocity of a sparse bucket, between two steps.
 
         Args:
-            channel: from `open_channel`.
             bucket: the bucket's index.
             which: `RESIDUAL` or `VELOCITY`.
             values: a contiguous float32 array of the shard's size.
@@ -428,9 +406,6 @@ class Channels:
 
     def topk_statistics(self, channel: int) -> TopKStatistics:
         """Return how much this rank has sent for a channel's sparse buckets.
-
-        Args:
-            channel: from `open_channel`.
 
         Returns:
             The counters since the channel was opened.
@@ -491,13 +466,21 @@ def _described(
     )
 
 
-def _floats(array: npt.NDArray[np.float32], elements: int) -> ctypes._Pointer[ctypes.c_float]:
+def _memories(arrays: Arrays) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(arrays))(*[array.ctypes.data for array in arrays])
+
+
+def _sizes(arrays: Arrays) -> ctypes.Array[ctypes.c_int64]:
+    return native.int64s([array.nbytes for array in arrays])
+
+
+def _floats(array: npt.NDArray[np.float32], elements: int) -> Any:
     if array.dtype != np.float32 or array.size != elements or not array.flags.c_contiguous:
         raise InvalidError(
             f"state of a sparse bucket: takes a contiguous array of {elements} elements of float32, got {array.size} "
             f"of {array.dtype.name}"
         )
-    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    return native.pointer(array)
 
 
 def _selection(bucket: BucketLayout, handle_of: Callable[[LogicalPlan], int]) -> ctypes.Structure:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,13 +16,22 @@ from hvd_ext.engine import native, spec
 from hvd_ext.engine.channels import OpenChannel
 from hvd_ext.engine.native import call as _call
 from hvd_ext.engine.partial import PartialChannels
-from hvd_ext.engine.reports import Statistics
 from hvd_ext.options import Options
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 _TRANSPORTS = {"mpi": 0, "auto": 1, "tcp": 2}  # TcpOptions::Use of transport.h
+
+
+class Statistics(NamedTuple):
+    """What the engine has done on this rank since it started."""
+
+    buckets: int
+    calls: int
+    segments: int
+    bytes_sent: int
+    bytes_received: int
 
 
 class Engine(PartialChannels):
@@ -57,8 +66,7 @@ class Engine(PartialChannels):
         """Hand this rank's rows, int64 [n, 5] as in tf_ops/plan/ir.def, to the engine; may raise `InvalidError`."""
         rows = np.ascontiguousarray(rows, dtype=np.int64).reshape(-1, 5)
         handle = ctypes.c_int64()
-        pointer = rows.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
-        _call("hvd_ext_plan_add", self.generation, pointer, len(rows), units, ctypes.byref(handle))
+        _call("hvd_ext_plan_add", self.generation, native.pointer(rows), len(rows), units, ctypes.byref(handle))
         return handle.value
 
     def remove_plan(self, plan: int) -> None:
@@ -77,11 +85,11 @@ class Engine(PartialChannels):
         Raises:
             CommunicationError: a peer is gone, or stays away for longer than `stall_fatal_s`.
         """
-        result, data, offsets = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.POINTER(ctypes.c_int64)()
+        result, data, offsets = ctypes.c_void_p(), ctypes.c_char_p(), ctypes.POINTER(ctypes.c_int64)()
         out = [ctypes.byref(pointer) for pointer in (result, data, offsets)]
         _call("hvd_ext_exchange", self.generation, name.encode(), payload, len(payload), *out)
         try:
-            base = data.value or 0
+            base = ctypes.cast(data, ctypes.c_void_p).value or 0
             return [
                 ctypes.string_at(base + offsets[rank], offsets[rank + 1] - offsets[rank]) for rank in range(self.size)
             ]

@@ -167,19 +167,13 @@ class PartialChannels(Channels):
             first: the number of the first round that is wanted; rounds older than the newest `KEPT_ROUNDS` are gone.
             most: the largest number of rounds.
         """
-        numbers, count = np.zeros(most, np.int64), ctypes.c_int64()
-        begins_s, finished_s, waited_s = np.zeros(most), np.zeros(most), np.zeros(most)
-        arrived, flags = np.zeros((most, self.size), np.int64), np.zeros((most, self.size), np.int64)
-        announced_s = np.zeros((most, self.size))
-        times = (begins_s, finished_s, waited_s, announced_s)
-        *seconds, came = [array.ctypes.data_as(ctypes.POINTER(ctypes.c_double)) for array in times]
-        ranks = [array.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)) for array in (numbers, arrived, flags)]
-        arguments = (ranks[0], *seconds, ranks[1], ranks[2], came, ctypes.byref(count))
-        _call("hvd_ext_channel_rounds", channel, first, most, self.size, *arguments)
-        kept = slice(count.value)
-        return Rounds(
-            *(array[kept] for array in (numbers, begins_s, finished_s, waited_s, arrived, flags, announced_s))
-        )
+        numbers, arrived, flags = np.zeros(most, np.int64), *np.zeros((2, most, self.size), np.int64)
+        begins_s, finished_s, waited_s = np.zeros((3, most))
+        announced_s, count = np.zeros((most, self.size)), ctypes.c_int64()
+        rounds = Rounds(numbers, begins_s, finished_s, waited_s, arrived, flags, announced_s)
+        pointers = map(native.pointer, rounds)
+        _call("hvd_ext_channel_rounds", channel, first, most, self.size, *pointers, ctypes.byref(count))
+        return Rounds._make(array[: count.value] for array in rounds)
 
     def holds(self, channel: int) -> bool:
         """Whether this rank holds gradients that were in no round yet."""

@@ -1,15 +1,18 @@
-"""The lines with which a job of several ranks says what runs: one at its start, one at an optimizer's first step."""
+"""The lines with which a job says what runs: at its start, at an optimizer's first step, and at its end."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import hvd_ext
+from hvd_ext.errors import HvdExtError
 from hvd_ext.job import log
 from hvd_ext.job.log import logger
+from hvd_ext.trace import rounds
 
 if TYPE_CHECKING:
     from hvd_ext.job.runtime import Runtime
@@ -63,6 +66,45 @@ def say(job: Runtime, line: str) -> None:
             logger.info("%s", line)
         else:
             log.write(log.line(line))
+
+
+def sum_up(job: Runtime) -> None:
+    """Sum up the partial rounds of an ending job and of its process sets on rank 0, and warn on each rank of losses."""
+    for owner in (job, *job.subsets.values()):
+        with contextlib.suppress(HvdExtError):  # of an engine that has failed
+            _say_of_channels(owner)
+
+
+def _say_of_channels(owner: Runtime) -> None:
+    engine = owner.engine
+    for handle, channel in engine.open_channels().items():
+        if not channel.is_partial:
+            continue
+        recorded = engine.rounds(handle)
+        summary = rounds.of_engine(recorded, engine.rank, engine.ranks)
+        if summary is not None:
+            say(owner, f"{channel.name}: {summary.line()}")
+        if engine.holds(handle):
+            newest = int(recorded.arrived[-1, engine.rank]) if len(recorded.arrived) else 0
+            logger.warning("%s: %s", channel.name, lost(newest, engine.progress(handle).step))
+
+
+def lost(sent: int, step: int) -> str:
+    """Say which gradients of this rank are lost.
+
+    Args:
+        sent: the newest step whose gradient was in a round.
+        step: the newest step of this rank.
+
+    Returns:
+        The words of a warning; without numbers if what is held is older: of a round that was not finite, or of a
+        checkpoint.
+    """
+    steps = f"of step {step}" if step == sent + 1 else f"of steps {sent + 1} to {step}" if step > sent else "it held"
+    return (
+        f"it ends, and gradients {steps} on this rank were in no round and are lost; call hvd_ext.flush(optimizer) "
+        "before the last step"
+    )
 
 
 def _many(count: int, thing: str) -> str:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -185,21 +185,21 @@ def _measured(stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...
     sizes = sizes[:cached]
     handover = Link(handover.alpha_s, middle(slopes(handed[: 1 + cached])))
     inside = [_inside([seen[rank] for rank in ranks], sizes, len(ranks), most, handover) for ranks in hosts]
-    links = [host.link for host in inside if host is not None]
-    betas = levelled([link.beta_s_per_byte for link in links])
+    timed = [host for host in inside if host is not None]
+    alpha_s = float(np.median([host.link.alpha_s for host in timed])) if timed else 0.0
+    shared = iter(Link(alpha_s, beta) for beta in levelled([host.link.beta_s_per_byte for host in timed]))
+    links = [SHARED_MEMORY if host is None else next(shared) for host in inside]
+    gamma = float(np.median([host.gamma_s_per_byte for host in timed] or [0.0]))
+    message_s = float(np.median([host.message_s for host in timed] or [0.0]))
     curves = []
-    shared = iter(Link(float(np.median([link.alpha_s for link in links])), beta) for beta in betas)
-    links_of_hosts = [SHARED_MEMORY if host is None else next(shared) for host in inside]
-    gamma = float(np.median([host.gamma_s_per_byte for host in inside if host is not None] or [0.0]))
-    message_s = float(np.median([host.message_s for host in inside if host is not None] or [0.0]))
-    if links:
-        slowest = max((host for host in inside if host is not None), key=lambda host: host.link.beta_s_per_byte)
+    if timed:
+        slowest = max(timed, key=lambda host: host.link.beta_s_per_byte)
         curves.append(Curve("in hosts", slowest.points, slowest.link))
     selected_s = _of(seen, "selection") - _of(seen, "no selection")
     selection = max(selected_s, 0.0) / SELECTED_NBYTES or None
     nodes = [
         Node(name, link, tuple(leaf(rank) for rank in ranks))
-        for name, link, ranks in zip(names, links_of_hosts, hosts, strict=True)
+        for name, link, ranks in zip(names, links, hosts, strict=True)
     ]
     if not meetings:
         return Tree(nodes[0], gamma, message_s, selection, handover, cache_nbytes, factor), tuple(curves)
@@ -209,15 +209,11 @@ def _measured(stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...
         "cluster",
         between,
         tuple(
-            node if beta == between.beta_s_per_byte else _with_port(node, Link(between.alpha_s, beta))
+            node if beta == between.beta_s_per_byte else replace(node, port=Link(between.alpha_s, beta))
             for node, beta in zip(nodes, ports, strict=True)
         ),
     )
     return Tree(root, gamma, message_s, selection, handover, cache_nbytes, factor), tuple(curves)
-
-
-def _with_port(node: Node, port: Link) -> Node:
-    return Node(node.name, node.link, node.children, port=port)
 
 
 def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]]) -> None:

@@ -21,7 +21,6 @@ from hvd_ext.job import (
     launch,
     log,
     one_process,
-    partial_rounds,
     process_sets as sets,
     rank_lists,
     recording,
@@ -145,7 +144,7 @@ def shutdown() -> None:
     runtime.set_current(None)
     for ended in (job, *job.subsets.values()):
         ended.running = False
-    partial_rounds.say(job)
+    banner.sum_up(job)
     write_trace = recording.end(job)
     failed = _exit["failed"]
     if failed:  # the other ranks may soon end this process

@@ -72,8 +72,7 @@ def stop_trace() -> Path:
         raise InvalidError(
             "stop_trace: no trace is being recorded; call start_trace(folder) or set HVD_EXT_TRACE first"
         )
-    owner = runtime.current()
-    return _written(owner, _ended())
+    return _ended(runtime.current())()
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
@@ -141,29 +140,19 @@ def end(owner: Runtime) -> Callable[[], None]:
     """
     if _recording is None or _recording.engine is not owner.engine:
         return lambda: None
-    content = _ended()
+    write_file = _ended(owner)
 
     def finish() -> None:
         try:
-            _written(owner, content)
+            write_file()
         except Exception as error:  # no error may keep the rank from ending
             print(f"hvd_ext: the trace of rank {owner.engine.rank} was not written: {error!r}", file=sys.stderr)
 
     return finish
 
 
-@dataclasses.dataclass(frozen=True)
-class _Records:
-    """What a recording has found: the engine's records, the times of each channel's steps, partial rounds by lane."""
-
-    recording: _Recording
-    raw: records.Raw
-    times: list[dict[str, Any]]
-    partial: dict[int, Rounds]
-
-
-def _ended() -> _Records:
-    """End the recording."""
+def _ended(owner: Runtime) -> Callable[[], Path]:
+    """End the recording; return a function that writes its file and returns the path."""
     global _recording
     recording, _recording = _recording, None
     assert recording is not None
@@ -177,13 +166,20 @@ def _ended() -> _Records:
         medians = step_times.measured(recording.engine.times(handle), channel.layouts[-1][0])
         if medians is not None:
             times.append(step_times.described(channel.name, channel.layout, medians))
-    return _Records(recording, records.read(CAPACITY), times, partial)
+    raw = records.read(CAPACITY)
+    return lambda: _written(owner, recording, raw, times, partial)
 
 
-def _written(owner: Runtime, content: _Records) -> Path:
-    recording = content.recording
+def _written(
+    owner: Runtime,
+    recording: _Recording,
+    raw: records.Raw,
+    times: list[dict[str, Any]],
+    partial: dict[int, Rounds],
+) -> Path:
+    """Write what a recording has found: records, the times of each channel's steps, and partial rounds by lane."""
     # A recorded wait may have begun during an earlier trace.
-    in_time = [record for record in records.decoded(content.raw) if record.begin_ns >= recording.begun_ns]
+    in_time = [record for record in records.decoded(raw) if record.begin_ns >= recording.begun_ns]
     about = {
         "version": VERSION,
         "job": recording.job,
@@ -193,12 +189,12 @@ def _written(owner: Runtime, content: _Records) -> Path:
         "clock_offset_us": recording.clock.offset_ns / 1e3,
         "clock_uncertainty_us": recording.clock.uncertainty_ns / 1e3,
         "records": len(in_time),
-        "dropped": content.raw.dropped,
-        "channels": content.times,
+        "dropped": raw.dropped,
+        "channels": times,
     }
     book = _book(owner, recording.zero_ns)
     trace_events = events.events_of(in_time, book)
-    for number, partial_rounds in content.partial.items():
+    for number, partial_rounds in partial.items():
         trace_events += rounds.events_of(partial_rounds, book, number, recording.begun_ns)
     path = recording.folder / f"rank_{owner.engine.rank}.json"
     write(path, {"traceEvents": trace_events, "displayTimeUnit": "ms", "otherData": about})

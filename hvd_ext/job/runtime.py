@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hvd_ext.errors import NotInitializedError
@@ -25,7 +26,6 @@ KIB = 1 << 10
 # one row for each class of sizes, and looks up its class when it runs. A class covers the sizes up to its limit and is
 # planned for that limit; one more class has no limit.
 SIZE_CLASSES: tuple[int, ...] = (4 * KIB, 64 * KIB, 1024 * KIB, 16 * 1024 * KIB, 256 * 1024 * KIB)
-
 
 TABLE_NBYTES = 8  # of a rank in the table of who takes part in a round (PartialGate::TableElements)
 
@@ -71,7 +71,7 @@ class Runtime:
         self._agreements: dict[str, threading.RLock] = {}
         self._handles: dict[int, int] = {}
         self._prepared: dict[tuple[str, str | int, int], Prepared] = {}
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, Iterator[int]] = {}
         self._lock = threading.RLock()
 
     def subset(self, engine: Engine) -> Runtime:
@@ -83,9 +83,7 @@ class Runtime:
     def count(self, kind: str) -> int:
         """Return the next number for an eager call of a kind; default names contain it."""
         with self._lock:
-            number = self._counts.get(kind, 0)
-            self._counts[kind] = number + 1
-            return number
+            return next(self._counts.setdefault(kind, itertools.count()))
 
     def agreement(self, kind: str) -> threading.RLock:
         """Return the lock that a thread holds while the ranks agree on something in several exchanges.

@@ -177,14 +177,8 @@ class Job:
 
     def ranks(self) -> list[psutil.Process]:
         """Return the job's ranks on this machine, without the launcher and its daemons."""
-        ranks = []
-        for process in self.processes():
-            try:
-                if any(name in process.environ() for name in RANK_VARIABLES):
-                    ranks.append(process)
-            except (psutil.Error, OSError):
-                continue
-        return ranks
+        living = marked(MARK, self._mark).items()
+        return [process for process, variables in living if any(name in variables for name in RANK_VARIABLES)]
 
     def stop(self) -> None:
         """Stop the job: signal the launcher first, then kill what is left. Ctrl-C is ignored meanwhile."""
@@ -210,14 +204,29 @@ class Job:
 
     def processes(self) -> list[psutil.Process]:
         """Return the processes of the job that are still alive."""
-        processes = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
-                    processes.append(process)
-            except (psutil.Error, OSError):
-                continue
-        return processes
+        return list(marked(MARK, self._mark))
+
+
+def marked(name: str, *values: str) -> dict[psutil.Process, dict[str, str]]:
+    """Find the living processes whose environment has a variable with one of these values.
+
+    Returns:
+        The environment of each process.
+    """
+    found = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or belongs to another user
+            variables = process.environ()
+            if variables.get(name) in values and lives(process):
+                found[process] = variables
+    return found
+
+
+def lives(process: psutil.Process) -> bool:
+    """Return whether a process exists and is not a zombie."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return False
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""Benchmarks as a user starts them: their commands, alone, by a launcher or on a rehearsed cluster."""
+"""Benchmarks and other commands as a user starts them: alone, by a launcher or on a rehearsed cluster."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from tests.mpi import jobs
 
@@ -34,6 +32,14 @@ def done(command: Sequence[str], status: int = 0, **environment: str) -> subproc
     )
     assert ended.returncode == status, ended.stderr + ended.stdout
     return ended
+
+
+def rehearsal(
+    short: Path, *arguments: str, prefix: Sequence[str] = (), status: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Run `cluster run` to its end, with its folders in a folder of the test."""
+    command = [*prefix, sys.executable, "-m", "hvd_ext", "cluster", "run", *arguments]
+    return done(command, status, TMPDIR=str(short))
 
 
 def bench(
@@ -77,15 +83,3 @@ def few_pictures(folder: Path) -> Path:
 def rehearsed(hosts: str, rate: str) -> list[str]:
     """Give the words that start a command on a rehearsed cluster."""
     return [sys.executable, "-m", "hvd_ext", "cluster", "run", "--hosts", hosts, "--rate", rate, "--"]
-
-
-def marked(name: str, value: str) -> list[psutil.Process]:
-    """Find the living processes whose environment has a variable with a value."""
-    alive = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
-                alive.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return alive

@@ -17,7 +17,9 @@ import psutil
 from hvd_ext.cluster.rehearsal import Cluster
 from hvd_ext.cluster.spec import Spec
 from hvd_ext.errors import HvdExtError
+from hvd_ext.runner.launcher import marked
 from tests.mpi import jobs
+from tests.mpi.fork_server import OUTPUT
 
 # What a test may take; nothing of it comes near, unless it waits for ever.
 LIMIT_S = 240
@@ -62,7 +64,7 @@ class Faulty:
         self.status: int | None = None
         self.error = ""
         self.ended_s = 0.0
-        changes = {"HVD_EXT_TEST_OUTPUT": str(folder), **variables}
+        changes = {OUTPUT: str(folder), **variables}
         self._thread = threading.Thread(target=self._run, args=(command, changes), daemon=True)
         self._thread.start()
 
@@ -107,13 +109,9 @@ class Faulty:
 
     def pids(self) -> dict[int, psutil.Process]:
         """The living ranks."""
-        found = {}
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                variables = process.environ()
-                if variables.get("HVD_EXT_TEST_OUTPUT") == str(self.folder) and "OMPI_COMM_WORLD_RANK" in variables:
-                    found[int(variables["OMPI_COMM_WORLD_RANK"])] = process
-        return found
+        living = marked(OUTPUT, str(self.folder)).items()
+        name = "OMPI_COMM_WORLD_RANK"
+        return {int(variables[name]): process for process, variables in living if name in variables}
 
     def end(self) -> None:
         """Wait for the job's end, however it ends."""
@@ -177,18 +175,12 @@ def read(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
-def left_of(folder: Path) -> list[str]:
+def left_of(folder: Path) -> list[psutil.Process]:
     """The living processes of the job: ranks, daemons and launcher."""
-    wait_s, word = time.monotonic() + 60, f"HVD_EXT_TEST_OUTPUT={folder}".encode()
-    while True:
-        left = []
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if word in (path / "environ").read_bytes():
-                    left.append((path / "cmdline").read_text().replace("\0", " "))
-        if not left or time.monotonic() > wait_s:
-            return left
+    end_s = time.monotonic() + 60
+    while (left := list(marked(OUTPUT, str(folder)))) and time.monotonic() < end_s:
         time.sleep(0.05)
+    return left
 
 
 def members(namespace: str) -> list[str]:

@@ -6,6 +6,7 @@ Nothing here reads what ranks print to one stream together: their lines mix.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import shutil
 import signal
@@ -16,6 +17,8 @@ import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import pytest
 
 from tests import timing
 from tests.mpi import fork_server
@@ -40,6 +43,11 @@ MPIRUN = [
     "none",
 ]
 HORVODRUN = ["horovodrun", "--mpi", "--mpi-args=--oversubscribe --mca btl_vader_single_copy_mechanism none"]
+
+NEEDS_HOROVOD = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None or shutil.which("horovodrun") is None,
+    reason="needs Horovod: python -m hvd_ext install-horovod",
+)
 
 # Variables by which a launcher may be known: a test that itself runs under one must not hand them on.
 _LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "MV2_", "SLURM_", "HOROVOD_", "HVD_EXT_")
@@ -69,10 +77,11 @@ class Job:
         parts += [f"-- rank {rank}\n{output}" for rank, output in enumerate(self.outputs)]
         return "\n".join(parts)
 
-    def must_succeed(self) -> Job:
-        """Check that the job ended well and in time."""
+    def must_succeed(self, line: str | None = None) -> Job:
+        """Check that the job ended well and in time, and that each rank wrote this line."""
         assert not self.timed_out, self.text()
         assert self.code == 0, self.text()
+        assert line is None or all(self.says(rank, line) for rank in range(len(self.outputs))), self.text()
         return self
 
     def must_fail(self) -> Job:

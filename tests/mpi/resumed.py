@@ -1,14 +1,12 @@
-"""One job of several in turn that train with TopK or with shuffled data, each from the checkpoints of the one before.
+"""One job of several in turn that train with TopK, each from the checkpoints of the one before.
 
 Arguments: folders; in each a folder of checkpoints for each of `CASES`. Where there is none yet the job trains `BEFORE`
 steps, else it goes on from the newest. Then it saves, and trains `AFTER` steps more; rank 0 writes the weights. In each
-folder there is one of checkpoints for shuffled data too, see `went_on`; rank 0 writes the samples of each step. There
-is one for each of `UNTIL` too, see `switched`.
+folder there is one for each of `UNTIL` too, see `switched`.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.keras.checkpoint.callback import newest
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.test_data_going_on import Recorded, of_all_ranks, samples
 from tests.ranks.topk_jobs import OPTIONS, gradients, hosts_of, restart
 from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, model, values
 
@@ -101,18 +97,6 @@ def trained(directory: Path, momentum: float, correction: bool, op: Any) -> list
     return values(made.weights)
 
 
-def went_on(directory: Path) -> list[list[int]]:
-    """Begin to train with shuffled data, and die in the second epoch; or go on to the end of the third.
-
-    Returns:
-        The samples of all ranks in each step.
-    """
-    # the batch of all ranks together is always 8; 43 samples are more than 5 steps on any number of ranks
-    data = hvd.shard(samples(43), 8 // hvd.size(), shuffle=True, seed=3, drop_remainder=True)
-    every, crash = (7, 8) if newest(directory) is None else (4, 3 * 5 + 1)
-    return of_all_ranks(Recorded(), data, directory, every, crash)
-
-
 def main() -> None:
     """Train in all folders."""
     restart(hosts_of(LAUNCHED_SIZE))
@@ -125,9 +109,6 @@ def main() -> None:
             found = switched(folder / case, until)
             if hvd.rank() == 0:
                 np.savez(folder / f"{case}.npz", *found)
-        steps = went_on(folder / "data")
-        if hvd.rank() == 0:
-            (folder / "data.json").write_text(json.dumps(steps))
 
 
 if __name__ == "__main__":

@@ -8,17 +8,16 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from hvd_ext.runner.launcher import mpirun
-from tests.mpi.benches import BENCH, HOROVOD, TIMEOUT_S, bench, marked, rehearsed
+from hvd_ext.runner.launcher import marked, mpirun
+from tests.mpi.benches import BENCH, HOROVOD, TIMEOUT_S, bench, rehearsed
+from tests.waiting import until
 
 MARK = "HVD_EXT_TEST_MARK"
 
@@ -55,7 +54,6 @@ def yardstick_holds(rows: list[dict[str, Any]], name: str) -> None:
             assert row["x_yardstick"] == pytest.approx(beside)
 
 
-@pytest.mark.slow
 def test_on_one_host_the_yardstick_is_memory(tmp_path: Path) -> None:
     options = ["allreduce", "--ranks", "2", "--bytes", "4,1000000", "--how", "engine", "--repetitions", "3"]
     kept, shown = bench(tmp_path, *options, "--algorithms", "auto,memory,tcp,mpi", COLUMNS="200")
@@ -65,7 +63,6 @@ def test_on_one_host_the_yardstick_is_memory(tmp_path: Path) -> None:
     assert "x yardstick" in shown and "s/GB" in shown and "/call" in shown
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_between_hosts_the_yardstick_is_tcp_and_rows_know_hosts_bound_and_price(tmp_path: Path) -> None:
     options = ["--bytes", "4,400000", "--algorithms", "flexreduce,ring,tcp", "--how", "engine", "--repetitions", "3"]
@@ -85,7 +82,6 @@ def test_between_hosts_the_yardstick_is_tcp_and_rows_know_hosts_bound_and_price(
             assert row["bottleneck_bytes"] == pytest.approx(share * 400_000)
 
 
-@pytest.mark.slow
 def test_every_contestant_of_every_size_is_measured_and_checked(tmp_path: Path) -> None:
     plot = tmp_path / "x.png"
     options = ["--ranks", "2", "--bytes", "4,4096,40000000000000", "--algorithms", "ring,torus2d,mpi,tcp,horovod"]
@@ -122,7 +118,6 @@ def test_a_wrong_result_is_a_row_and_an_exit_status(tmp_path: Path) -> None:
     assert "wrong result: ring engine, 2 ranks, 400 bytes: rank 1: element 7 is" in shown
 
 
-@pytest.mark.slow
 def test_under_a_launched_job_the_first_rank_starts_the_jobs_and_results_are_appended(tmp_path: Path) -> None:
     launcher = shlex.join(mpirun(2, []))
     options = ["--bytes", "64", "--algorithms", "ring", "--how", "engine", "--repetitions", "2", "--append"]
@@ -144,15 +139,6 @@ def stopped(mark: str, module: str) -> list[psutil.Process]:
     return paused
 
 
-def wait_for(condition: Callable[[], bool], running: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert running.poll() is None, "the benchmark has ended"
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.3)  # the processes of the machine are many
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_stopped_half_way_it_leaves_no_process_behind_also_none_that_is_stopped(
     number: signal.Signals, tmp_path: Path
@@ -173,13 +159,11 @@ def test_stopped_half_way_it_leaves_no_process_behind_also_none_that_is_stopped(
         )
     try:
         # both jobs have started, and ours has the turn
-        wait_for(lambda: len(stopped(mark, "hvd_ext.bench.allreduce_horovod")) == 2, running)
+        until(lambda: running.poll() is not None or len(stopped(mark, "hvd_ext.bench.allreduce_horovod")) == 2)
+        assert running.poll() is None, "the benchmark has ended"
         running.send_signal(number)
         running.wait(TIMEOUT_S)
-        end = time.monotonic() + TIMEOUT_S
-        while marked(MARK, mark) and time.monotonic() < end:
-            time.sleep(0.3)
-        assert marked(MARK, mark) == []
+        until(lambda: not marked(MARK, mark))
         if number != signal.SIGKILL:
             assert running.returncode == 128 + number
             assert b"no process of the job was left behind" in (tmp_path / "log").read_bytes()

@@ -10,8 +10,6 @@ import pytest
 from hvd_ext.bench.breakdown_worker import PARTS, variants
 from tests.mpi.benches import HOROVOD, bench
 
-pytestmark = pytest.mark.slow
-
 TF_KERAS = importlib.util.find_spec("tf_keras") is not None
 
 

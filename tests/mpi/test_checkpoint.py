@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from hvd_ext.state import folder, manifest
 from tests.mpi import jobs
-
-pytestmark = pytest.mark.slow
 
 # Argument: "die" for a job whose rank 1 is killed in its third save; else a job that ends its launcher.
 PROGRAM = """

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,8 @@ import pytest
 from hvd_ext.cluster.rehearsal import Cluster
 from hvd_ext.cluster.spec import Spec
 from hvd_ext.runner.launcher import Job
-from tests.mpi.clusters import LIMIT_S, run_command, wait_for
+from tests.mpi.benches import rehearsal
+from tests.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.cluster
 
@@ -62,13 +61,6 @@ with socket.socket() as probe:
 """
 
 
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder with a short name: the sockets of Open MPI have paths of 107 characters at most."""
-    with tempfile.TemporaryDirectory(prefix="hx") as name:
-        yield Path(name)
-
-
 def bits_per_second(cluster: Cluster, source: str, target: str) -> float:
     """Measures what TCP's payload gets from one host to another."""
     python = [sys.executable, "-c", FLOW]
@@ -96,7 +88,6 @@ def reached(cluster: Cluster, source: str, target: str) -> bool:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout == "reached\n"
 
 
-@pytest.mark.slow
 def test_hosts_have_names_and_shared_memory_of_their_own_and_mpi_joins_them(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py", reason="needs mpi4py: python -m pip install mpi4py")
     program = f"""{RANK}
@@ -122,7 +113,6 @@ print(os.uname().nodename, world.size, *files, os.environ["MY_SETTING"], os.getc
     assert not {name for name in set(os.listdir("/dev/shm")) - outside if name.startswith("of_rank_")}
 
 
-@pytest.mark.slow
 def test_limits_hold_between_hosts_and_racks_and_change_while_it_runs() -> None:
     spec = Spec((1, 1, 1, 1), rate="40mbit", racks=(2, 2), rack_rate="20mbit")
     with Cluster(spec) as cluster:
@@ -133,16 +123,15 @@ def test_limits_hold_between_hosts_and_racks_and_change_while_it_runs() -> None:
         cluster.set_rate("h2", "10mbit")
         check_rate(cluster, "h1", "h2", 10e6)
         check_rate(cluster, "h2", "h1", 10e6)
-        wait_for(lambda: reached(cluster, "h1", "h2"), "a host is reached")
+        until(lambda: reached(cluster, "h1", "h2"), "a host is reached")
         cluster.cut("h2")
         assert not reached(cluster, "h1", "h2")
         assert not reached(cluster, "h2", "h1")
-        wait_for(lambda: reached(cluster, "h1", "h3"), "another host is reached")
+        until(lambda: reached(cluster, "h1", "h3"), "another host is reached")
         cluster.restore("h2")
-        wait_for(lambda: reached(cluster, "h1", "h2"), "the cable is back")
+        until(lambda: reached(cluster, "h1", "h2"), "the cable is back")
 
 
-@pytest.mark.slow
 def test_without_a_rate_there_is_no_limit_until_it_is_set() -> None:
     with Cluster(Spec((1, 1))) as cluster:
         assert any(bits_per_second(cluster, "h1", "h2") > 40e6 for _ in range(TRIES))
@@ -150,7 +139,6 @@ def test_without_a_rate_there_is_no_limit_until_it_is_set() -> None:
         check_rate(cluster, "h1", "h2", 20e6)
 
 
-@pytest.mark.slow
 def test_two_rehearsals_at_once_do_not_meet(tmp_path: Path) -> None:
     # Each rank waits for the other rehearsal's, so both jobs run at the same time.
     program = f"""{RANK}
@@ -183,12 +171,10 @@ def test_a_rank_starts_jobs_of_its_own_with_the_launcher_it_was_given(short: Pat
     inner = f'echo "$(hostname) $OMPI_COMM_WORLD_RANK" > {short}/inner.$OMPI_COMM_WORLD_RANK; test -s $HVD_EXT_TOPOLOGY'
     (short / "inner.sh").write_text(inner)
     outer = f"test $OMPI_COMM_WORLD_RANK = 1 || exit 0; $HVD_EXT_LAUNCHER sh {short}/inner.sh"
-    done = run_command(short, "--hosts", "1,2", "--rate", "10mbit", "--", "sh", "-c", outer)
-    assert done.returncode == 0, done.stderr
+    rehearsal(short, "--hosts", "1,2", "--rate", "10mbit", "--", "sh", "-c", outer)
     assert [(short / f"inner.{rank}").read_text() for rank in range(3)] == ["h1 0\n", "h2 1\n", "h2 2\n"]
 
 
-@pytest.mark.slow
 def test_the_launcher_works_from_outside(short: Path) -> None:
     with Cluster(Spec((1, 1))) as cluster:
         line = cluster.environment()["HVD_EXT_LAUNCHER"]

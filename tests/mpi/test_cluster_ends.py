@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,8 +17,10 @@ import pytest
 from hvd_ext.cluster import folder as folders, launch, state as states
 from hvd_ext.cluster.rehearsal import Cluster, ClusterError
 from hvd_ext.cluster.spec import Spec
-from tests.mpi.benches import marked
-from tests.mpi.clusters import LIMIT_S, run_command, wait_for
+from hvd_ext.runner.launcher import marked
+from tests.mpi.benches import rehearsal
+from tests.mpi.faulty import members
+from tests.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.cluster
 
@@ -27,22 +28,14 @@ MARK = "HVD_EXT_TEST_MARK"
 NOBODY = 65534
 
 
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder with a short name: the sockets of Open MPI have paths of 107 characters at most."""
-    with tempfile.TemporaryDirectory(prefix="hx") as name:
-        yield Path(name)
-
-
 def test_the_command_says_what_it_made_and_hands_output_and_status_on(short: Path) -> None:
-    done = run_command(short, "--hosts", "1,1", "--rate", "10mbit", "--", "echo", "--rate", "out")
-    assert done.returncode == 0, done.stderr
+    done = rehearsal(short, "--hosts", "1,1", "--rate", "10mbit", "--", "echo", "--rate", "out")
     assert sorted(done.stdout) == sorted("--rate out\n" * 2)  # lines of two ranks may mix
     assert "hvd_ext cluster: 2 ranks on 2 hosts (h1: 0, h2: 1)" in done.stderr
     assert "each host's link: 10mbit each way" in done.stderr
     assert "hvd_ext cluster: burst 16kb (suits 10mbit), queue" in done.stderr
-    chosen = run_command(short, "--hosts", "1,1", "--rate", "10mbit", "--burst", "32kb", "sh", "-c", "exit 7")
-    assert chosen.returncode == 7
+    wider = ("--hosts", "1,1", "--rate", "10mbit", "--burst", "32kb")
+    chosen = rehearsal(short, *wider, "sh", "-c", "exit 7", status=7)
     assert "hvd_ext cluster: burst 32kb, queue" in chosen.stderr
     assert list(short.iterdir()) == []
 
@@ -55,29 +48,16 @@ def test_what_another_user_left_is_left_alone_and_the_job_runs(short: Path) -> N
     script = f"""mkdir {folders.PREFIX}fifo {folders.PREFIX}link; touch {folders.PREFIX}fifo/state.json
 mkfifo {folders.PREFIX}fifo/lock; ln -s {target}/made {folders.PREFIX}link/lock"""
     subprocess.run(["sh", "-ec", script], cwd=short, user=NOBODY, group=NOBODY, extra_groups=[], check=True)
-    done = run_command(short, "--hosts", "1,1", "--", "true")
-    assert done.returncode == 0, done.stderr
+    done = rehearsal(short, "--hosts", "1,1", "--", "true")
     words = [f"{folders.PREFIX}{name} belongs to user {NOBODY}" for name in ("fifo", "link")]
     assert f"hvd_ext cluster: left alone in {short}: {'; '.join(words)}\n" in done.stderr
     assert list(target.iterdir()) == []
     assert len(list(short.iterdir())) == 3
 
 
-def members(namespace: str) -> list[Path]:
-    """Lists the processes in a PID namespace."""
-    found = []
-    for link in Path("/proc").glob("[0-9]*/ns/pid"):
-        try:
-            if os.readlink(link) == namespace:
-                found.append(link)
-        except OSError:
-            continue
-    return found
-
-
 @pytest.mark.parametrize(
     "number",
-    [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM, signal.SIGKILL],
+    [signal.SIGINT, signal.SIGTERM, signal.SIGKILL],
     ids=lambda number: number.name,
 )
 def test_nothing_is_left_however_it_ends(number: signal.Signals, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,13 +74,13 @@ def test_nothing_is_left_however_it_ends(number: signal.Signals, short: Path, mo
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
     try:
-        wait_for(lambda: (short / "up.0").exists() and (short / "up.1").exists(), "both ranks run")
+        until(lambda: (short / "up.0").exists() and (short / "up.1").exists(), "both ranks run")
         state = states.read(next(short.glob(f"{folders.PREFIX}*/state.json")))
         assert len(members(state.namespaces["pid"])) > 4
         process.send_signal(number)
         code = process.wait(LIMIT_S)
         assert code == (-9 if number == signal.SIGKILL else 128 + number), (short / "log").read_text()
-        wait_for(lambda: not marked(MARK, mark), "its processes end")
+        until(lambda: not marked(MARK, mark), "its processes end")
         assert members(state.namespaces["pid"]) == []
     finally:
         for left in marked(MARK, mark):
@@ -133,7 +113,6 @@ def test_a_link_that_cannot_be_made_is_an_error_in_words_and_leaves_nothing(
     assert list(short.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_a_job_that_does_not_end_is_ended_and_the_cluster_is_good_for_another() -> None:
     with Cluster(Spec((1, 1))) as cluster:
         with pytest.raises(launch.JobError, match="did not end within 1 s"):
@@ -152,6 +131,6 @@ def test_without_root_it_works_where_the_kernel_lets_users_have_namespaces(short
     if can.returncode != 0:
         pytest.skip(f"another user cannot run this Python, or has no namespaces: {can.stderr.strip()[-200:]}")
     short.chmod(0o777)
-    done = run_command(short, "--hosts", "1,1", "--rate", "10mbit", "--", "sh", "-c", "hostname; exit 5", prefix=user)
-    assert done.returncode == 5, done.stderr
+    hosts = ("--hosts", "1,1", "--rate", "10mbit")
+    done = rehearsal(short, *hosts, "--", "sh", "-c", "hostname; exit 5", prefix=user, status=5)
     assert set(done.stdout) <= set("h12\n")  # lines of two ranks may mix

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_ext.cluster import orphans
+from hvd_ext.cluster import launch
 from hvd_ext.cluster.spec import Spec
 from tests.mpi.faulty import Faulty, running
 
@@ -100,31 +100,19 @@ WAITS = (a_host_is_cut_off, a_host_is_cut_off_from_mpi, a_host_is_cut_off_in_tra
 def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Waiting]:
     """Starts at the same time what does little but wait for many seconds, each in a cluster of its own."""
     with pytest.MonkeyPatch.context() as change, ThreadPoolExecutor(len(WAITS)) as pool:
-        change.setattr(orphans, "PATIENCE_S", 3.0)
+        change.setattr(launch, "PATIENCE_S", 3.0)
         yield {wait: pool.submit(wait, tmp_path_factory.mktemp(wait.__name__)) for wait in WAITS}
 
 
-@pytest.mark.slow
-def test_when_a_host_is_cut_off_all_ranks_end_themselves_and_say_whom_they_waited_for(waiting: Waiting) -> None:
-    waiting[a_host_is_cut_off].result()
-    waiting[a_host_is_cut_off_from_mpi].result()
+@pytest.mark.parametrize("wait", WAITS, ids=lambda wait: wait.__name__)
+def test_all_ranks_end_themselves_and_name_the_missing_ones(wait: Callable[[Path], None], waiting: Waiting) -> None:
+    waiting[wait].result()
 
 
-@pytest.mark.slow
-def test_training_ends_on_all_ranks_when_a_host_is_cut_off(waiting: Waiting) -> None:
-    waiting[a_host_is_cut_off_in_training].result()
-
-
-@pytest.mark.slow
-def test_a_rank_that_never_starts_is_named_with_its_host(waiting: Waiting) -> None:
-    waiting[a_rank_never_starts].result()
-
-
-@pytest.mark.slow
 def test_mpirun_itself_names_a_host_that_is_cut_off_where_it_looks_often_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orphans, "PATIENCE_S", LONG_S)
+    monkeypatch.setattr(launch, "PATIENCE_S", LONG_S)
     often = {"oob_tcp_keepalive_time": "2", "oob_tcp_keepalive_intvl": "1", "oob_tcp_keepalive_probes": "2"}
     with running(tmp_path, Spec((2, 2), rate="100mbit", mca=often)) as job:
         job.wait_for_steps(3)
@@ -134,13 +122,11 @@ def test_mpirun_itself_names_a_host_that_is_cut_off_where_it_looks_often_enough(
         assert "on node h2" in job.text(), job.text()
 
 
-@pytest.mark.parametrize(
-    "killed", [pytest.param((3,), id="one"), pytest.param((1, 3), id="one on each host", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("killed", [(3,), (1, 3)], ids=["one", "one on each host"])
 def test_ranks_that_are_killed_end_the_job(
     killed: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orphans, "PATIENCE_S", LONG_S)
+    monkeypatch.setattr(launch, "PATIENCE_S", LONG_S)
     with running(tmp_path, Spec((2, 2), rate="100mbit")) as job:
         job.wait_for_steps(3)
         ranks = job.pids()
@@ -155,11 +141,10 @@ def test_ranks_that_are_killed_end_the_job(
         print(f"mpirun ended {job.ended_s - begun_s:.1f} s after the kill")
 
 
-@pytest.mark.slow
 def test_a_rank_ends_also_where_the_daemon_that_should_end_it_is_stuck(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orphans, "PATIENCE_S", LONG_S)
+    monkeypatch.setattr(launch, "PATIENCE_S", LONG_S)
     with running(tmp_path, Spec((1, 2), rate="100mbit")) as job:
         job.wait_for_steps(3)
         failing = job.pids()[2]

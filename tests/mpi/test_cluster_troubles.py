@@ -24,7 +24,6 @@ def warned(job: Faulty, rank: int, words: str) -> bool:
     return any(line.startswith("hvd_ext: ") and words in line for line in job.said(rank).splitlines())
 
 
-@pytest.mark.slow
 def test_a_host_that_is_cut_off_for_a_while_is_named_and_the_job_goes_on(tmp_path: Path) -> None:
     with running(tmp_path, PAIRS, HVD_EXT_STALL_WARN_S="1") as job:
         job.wait_for_steps(3)
@@ -38,7 +37,6 @@ def test_a_host_that_is_cut_off_for_a_while_is_named_and_the_job_goes_on(tmp_pat
         assert not warned(job, 1, "does not answer"), job.text()  # rank 0 has said it
 
 
-@pytest.mark.slow
 def test_a_link_that_comes_and_goes_does_no_harm(tmp_path: Path) -> None:
     with running(tmp_path, PAIRS, HVD_EXT_STALL_FATAL_S="60") as job:
         job.wait_for_steps(3)
@@ -50,7 +48,6 @@ def test_a_link_that_comes_and_goes_does_no_harm(tmp_path: Path) -> None:
         job.must_succeed()
 
 
-@pytest.mark.slow
 def test_a_rate_that_drops_to_a_tenth_is_no_stall(tmp_path: Path) -> None:
     # A step takes longer than the limit then: what moves slowly is not taken for what stands still.
     limit_s, nbytes = 2, 3_000_000
@@ -62,7 +59,6 @@ def test_a_rate_that_drops_to_a_tenth_is_no_stall(tmp_path: Path) -> None:
         assert not any(warned(job, rank, "'sums'") for rank in range(4)), job.text()
 
 
-@pytest.mark.slow
 def test_a_rank_that_stands_still_is_named_and_the_job_goes_on(tmp_path: Path) -> None:
     with running(tmp_path, PAIRS, HVD_EXT_STALL_WARN_S="1") as job:
         job.wait_for_steps(3)
@@ -101,7 +97,6 @@ WITH_IPV6 = """
 """
 
 
-@pytest.mark.slow
 def test_hosts_with_addresses_of_ipv6_alone(tmp_path: Path) -> None:
     sums = """
         import os, psutil, socket

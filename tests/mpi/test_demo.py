@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,19 @@ import psutil
 import pytest
 
 from hvd_ext.cluster.tools import obstacle
+from hvd_ext.runner.launcher import marked
 from tests.mpi import jobs
-from tests.mpi.benches import marked
+from tests.mpi.benches import done
+from tests.waiting import until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TIMEOUT_S = 560
 MARK = "HVD_EXT_TEST_DEMO"
 
-pytestmark = pytest.mark.slow
 
-
-def demo(tmp_path: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def demo(tmp_path: Path, *options: str, status: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(EXAMPLES / "demo.py"), "--output", str(tmp_path / "out"), *options]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env={**os.environ, **environment}
-    )
+    return done(command, status, **environment)
 
 
 def is_rank(process: psutil.Process) -> bool:
@@ -48,8 +45,7 @@ def result(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.skipif(bool(obstacle()), reason=f"a rehearsed cluster: making namespaces {obstacle()}")
 def test_on_a_rehearsed_cluster_it_trains_in_three_ways_and_draws(tmp_path: Path) -> None:
-    done = demo(tmp_path, "--hosts", "1,1", "--rate", "1gbit", "--epochs", "1", **jobs.forking(tmp_path))
-    assert done.returncode == 0, done.stderr + done.stdout
+    shown = demo(tmp_path, "--hosts", "1,1", "--rate", "1gbit", "--epochs", "1", **jobs.forking(tmp_path))
     found = result(tmp_path)
     assert found["place"] == "2 hosts of 1 + 1 ranks, 1gbit between them"
     expected = ["hvd_ext", "hvd_ext, TopK"]
@@ -67,7 +63,7 @@ def test_on_a_rehearsed_cluster_it_trains_in_three_ways_and_draws(tmp_path: Path
         ours, theirs = (rows[name]["curves"][0][0][1] for name in ("hvd_ext", "Horovod"))
         assert ours == pytest.approx(theirs, abs=0.02)
     for name, row in rows.items():
-        assert name in done.stdout and row["algorithm"] in done.stdout
+        assert name in shown.stdout and row["algorithm"] in shown.stdout
     assert (tmp_path / "out" / "demo.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -78,11 +74,10 @@ def test_without_namespaces_and_horovod_it_says_so_and_trains_on_one_host(tmp_pa
         "import hvd_ext.cluster.tools as tools\ntools.obstacle = lambda: 'needs what this test forbids'\n"
     )
     hidden = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = demo(tmp_path, "--hosts", "1,1", "--epochs", "1", "--turns", "1", PYTHONPATH=hidden)
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "Horovod is not installed" in done.stdout
-    assert "all ranks are on one host, where TopK leaves nothing out" in done.stdout
-    assert "a rehearsed cluster needs what this test forbids" in done.stdout
+    shown = demo(tmp_path, "--hosts", "1,1", "--epochs", "1", "--turns", "1", PYTHONPATH=hidden)
+    assert "Horovod is not installed" in shown.stdout
+    assert "all ranks are on one host, where TopK leaves nothing out" in shown.stdout
+    assert "a rehearsed cluster needs what this test forbids" in shown.stdout
     found = result(tmp_path)
     assert found["place"] == "one host of 2 ranks"
     assert [row["name"] for row in found["rows"]] == ["hvd_ext"]
@@ -90,17 +85,15 @@ def test_without_namespaces_and_horovod_it_says_so_and_trains_on_one_host(tmp_pa
 
 def test_a_rank_that_fails_shows_its_words(tmp_path: Path) -> None:
     options = ("--hosts", "1", "--one-host", "--epochs", "1", "--no-horovod")
-    done = demo(tmp_path, *options, HVD_EXT_ALGORITHM="no_such_algorithm")
-    assert done.returncode == 1
-    assert "no_such_algorithm" in done.stderr
+    shown = demo(tmp_path, *options, status=1, HVD_EXT_ALGORITHM="no_such_algorithm")
+    assert "no_such_algorithm" in shown.stderr
     assert "no_such_algorithm" in (tmp_path / "out" / "hvd_ext.log").read_text()
 
 
 @pytest.mark.parametrize(("hosts", "words"), [("2,x", "hosts (2,x)"), ("0", "hosts (0)")])
 def test_hosts_that_are_none_are_refused_in_words(tmp_path: Path, hosts: str, words: str) -> None:
-    done = demo(tmp_path, "--hosts", hosts)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"demo: {words}")
+    shown = demo(tmp_path, "--hosts", hosts, status=1)
+    assert shown.stderr.startswith(f"demo: {words}")
 
 
 @pytest.mark.parametrize(("number", "where"), [(signal.SIGINT, []), (signal.SIGTERM, ["--one-host"])])
@@ -113,14 +106,11 @@ def test_an_interrupt_leaves_no_process_behind(tmp_path: Path, number: signal.Si
         heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         child = subprocess.Popen(command, stdout=shown, stderr=shown, env={**os.environ, MARK: value}, preexec_fn=heeds)
         try:
-            end = time.monotonic() + TIMEOUT_S
-            while len([process for process in marked(MARK, value) if is_rank(process)]) < 2:
-                assert time.monotonic() < end
-                assert child.poll() is None, (tmp_path / "shown").read_text()
-                time.sleep(0.1)
+            until(lambda: child.poll() is not None or len(list(filter(is_rank, marked(MARK, value)))) == 2)
+            assert child.poll() is None, (tmp_path / "shown").read_text()
             child.send_signal(number)
             assert child.wait(TIMEOUT_S) == 130
-            assert marked(MARK, value) == []
+            assert not marked(MARK, value)
         finally:
             for process in marked(MARK, value):
                 process.kill()

@@ -6,22 +6,18 @@ import functools
 import json
 import subprocess
 import sys
-import tempfile
 import textwrap
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.mpi import jobs
-from tests.mpi.clusters import run_command
+from tests.mpi.benches import rehearsal
 
 # The launcher is looked for among a rank's parents.
 run = functools.partial(jobs.run, forked=False)
-
-pytestmark = pytest.mark.slow
 
 # The checks of a machine import TensorFlow twice; one test makes them, the others look at the job only.
 QUICK = """
@@ -53,13 +49,6 @@ def quick(folder: Path) -> list[str]:
     path = folder / "quick.py"
     path.write_text(textwrap.dedent(QUICK))
     return [str(path)]
-
-
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder with a short name: the sockets of Open MPI have paths of 107 characters at most."""
-    with tempfile.TemporaryDirectory(prefix="hx") as name:
-        yield Path(name)
 
 
 def test_a_job_that_works_is_reported_once_with_all_that_was_asked(tmp_path: Path) -> None:
@@ -105,8 +94,7 @@ def test_two_hosts_are_named_with_their_network(tmp_path: Path, short: Path, mon
     # each rank's report in a file: what mpirun passes on is for people
     script = Path(quick(tmp_path)[0])
     script.write_text(f"import sys; sys.stdout = open({str(tmp_path)!r} + '/rank0.txt', 'a')\n" + script.read_text())
-    done = run_command(short, "--hosts", "1,1", "--", sys.executable, str(script), "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
+    rehearsal(short, "--hosts", "1,1", "--", sys.executable, str(script), "--json")
     found = report((tmp_path / "rank0.txt").read_text())
     assert found["the ranks meet"]["seen"] == "2 ranks on 2 hosts: h1: rank 0; h2: rank 1"
     assert found["network"]["seen"].startswith("in common: 10.77.0.0/")

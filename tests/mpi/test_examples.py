@@ -21,7 +21,6 @@ PROGRAM = f"""
 """
 
 
-@pytest.mark.slow
 def test_the_examples_train_and_their_ranks_agree(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="needs scikit-learn: python -m pip install scikit-learn")
     job = jobs.run(tmp_path, PROGRAM, ranks=3).must_succeed()

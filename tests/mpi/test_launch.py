@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,11 +12,6 @@ from tests.mpi import jobs
 
 # What is tested is a rank as the launcher starts it.
 run = functools.partial(jobs.run, forked=False)
-
-NEEDS_HOROVOD = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None or shutil.which("horovodrun") is None,
-    reason="needs Horovod: python -m hvd_ext install-horovod",
-)
 
 TWO_LIVES = """
     import hvd_ext as hvd
@@ -52,15 +45,7 @@ WITH_TENSORFLOW = """
 """
 
 
-@pytest.mark.parametrize(
-    ("ranks", "stop"),
-    [
-        pytest.param(1, True, marks=pytest.mark.slow),
-        (2, True),
-        (2, False),
-        pytest.param(5, False, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "stop"), [(1, True), (2, True), (2, False), (5, False)])
 def test_mpirun_starts_a_job_that_lives_twice(ranks: int, stop: bool, tmp_path: Path) -> None:
     job = run(tmp_path, TWO_LIVES.replace("STOP", str(stop)), ranks=ranks).must_succeed()
     for rank in range(ranks):
@@ -77,39 +62,29 @@ def test_without_a_launcher_the_job_has_one_rank(stop: bool, tmp_path: Path) -> 
     assert job.says(0, "life 1 rank 0 of 1 mpi False"), job.text()
 
 
+GLOO = "InvalidError: launcher (horovodrun with Gloo", "horovodrun --mpi"
+# As a launcher of another MPI does it: processes that say they are 3, in which our MPI sees one.
+OF_3 = "started 3 processes", "sees 1"
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "words"),
     [
-        {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1"},
-        {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"},
+        ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1"}, GLOO),
+        ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, GLOO),
+        ({"HOROVOD_ELASTIC": "1"}, ("InvalidError: launcher (HOROVOD_ELASTIC=1)",)),
+        ({"PMI_SIZE": "3"}, (*OF_3, "use the mpirun that belongs to the MPI of the build")),
+        ({"SLURM_STEP_NUM_TASKS": "3"}, (*OF_3, "srun --mpi=pmix")),
     ],
-    ids=["rendezvous", "rank only"],
+    ids=["Gloo's rendezvous", "Gloo's rank", "elastic", "another MPI", "srun"],
 )
-def test_horovodrun_with_gloo_is_refused_in_words(changes: dict[str, str], tmp_path: Path) -> None:
+def test_a_launch_that_is_no_job_of_our_mpi_is_refused_in_words(
+    changes: dict[str, str], words: tuple[str, ...], tmp_path: Path
+) -> None:
     program = "import hvd_ext as hvd; hvd.init(); print('trains alone', flush=True)"
     job = run(tmp_path, program, ranks=1, launcher=[], changes=changes).must_fail()
-    assert "InvalidError: launcher (horovodrun with Gloo" in job.outputs[0], job.text()
-    assert "horovodrun --mpi" in job.outputs[0], job.text()
+    assert all(word in job.outputs[0] for word in words), job.text()
     assert not job.says(0, "trains alone"), job.text()
-
-
-def test_elastic_jobs_are_refused_in_words(tmp_path: Path) -> None:
-    changes = {"HOROVOD_ELASTIC": "1"}
-    job = run(tmp_path, "import hvd_ext; hvd_ext.init()", ranks=1, launcher=[], changes=changes).must_fail()
-    assert "InvalidError: launcher (HOROVOD_ELASTIC=1)" in job.outputs[0], job.text()
-
-
-@pytest.mark.parametrize(
-    ("variable", "mend"),
-    [("PMI_SIZE", "use the mpirun that belongs to the MPI of the build"), ("SLURM_STEP_NUM_TASKS", "srun --mpi=pmix")],
-)
-def test_a_launcher_of_another_mpi_is_refused_with_both_numbers(variable: str, mend: str, tmp_path: Path) -> None:
-    # As a launcher of another MPI does it: processes that say they are 3, in which our MPI sees one.
-    job = run(tmp_path, "import hvd_ext; hvd_ext.init()", ranks=1, launcher=[], changes={variable: "3"})
-    job.must_fail()
-    assert "started 3 processes" in job.outputs[0], job.text()
-    assert "sees 1" in job.outputs[0], job.text()
-    assert mend in job.outputs[0], job.text()
 
 
 def test_horovods_variables_are_heeded_or_named_by_rank_0_once(tmp_path: Path) -> None:
@@ -123,8 +98,7 @@ def test_horovods_variables_are_heeded_or_named_by_rank_0_once(tmp_path: Path) -
         hvd.shutdown()
     """
     changes = {"HOROVOD_FUSION_THRESHOLD": "4096", "HOROVOD_CYCLE_TIME": "3", "HVD_EXT_QUIET": "1"}
-    job = run(tmp_path, program, changes=changes).must_succeed()
-    assert all(job.says(rank, "bucket 4096") for rank in range(2)), job.text()
+    job = run(tmp_path, program, changes=changes).must_succeed("bucket 4096")
     warned = [text.count("HOROVOD_CYCLE_TIME=3 has no effect in hvd_ext") for text in job.outputs]
     assert warned == [1, 0], job.text()
     assert "hvd_ext: [rank 0] environment variable HOROVOD_CYCLE_TIME=3 has" in job.outputs[0], job.text()
@@ -148,12 +122,10 @@ def test_mpi_that_mpi4py_uses_is_shared(first: str, tmp_path: Path) -> None:
     assert hvd.size() == 2
     print("done", flush=True)
     """
-    job = run(tmp_path, program).must_succeed()
-    assert all(job.says(rank, "done") for rank in range(2)), job.text()
+    run(tmp_path, program).must_succeed("done")
 
 
-@pytest.mark.slow
-@NEEDS_HOROVOD
+@jobs.NEEDS_HOROVOD
 @pytest.mark.parametrize("first", ["horovod", "hvd_ext"])
 def test_mpi_that_horovod_uses_is_shared_whichever_of_its_launchers_started_the_job(first: str, tmp_path: Path) -> None:
     start = "import horovod.tensorflow as horovod; horovod.init()"
@@ -161,21 +133,4 @@ def test_mpi_that_horovod_uses_is_shared_whichever_of_its_launchers_started_the_
     before, after = (start, check) if first == "horovod" else ("", f"{start}; {check}")
     program = WITH_TENSORFLOW.replace("FIRST", before).replace("LAST", after)
     launcher = jobs.MPIRUN if first == "horovod" else jobs.HORVODRUN
-    job = run(tmp_path, program, launcher=launcher).must_succeed()
-    assert all(job.says(rank, "done") for rank in range(2)), job.text()
-
-
-def test_a_forked_child_leaves_its_parents_job_alone(tmp_path: Path) -> None:
-    program = """
-    import os, sys
-    import hvd_ext as hvd
-
-    hvd.init()
-    if os.fork() == 0:
-        sys.exit(0)
-    assert os.wait()[1] == 0
-    assert hvd.allgather_object(hvd.rank()) == [0, 1]
-    print("done", flush=True)
-    """
-    job = run(tmp_path, program).must_succeed()
-    assert all(job.says(rank, "done") for rank in range(2)), job.text()
+    run(tmp_path, program, launcher=launcher).must_succeed("done")

@@ -1,18 +1,15 @@
-"""A rank that stays away: the others say who it is, and end when they have waited too long."""
+"""A rank that stays away or ends early: the others say who it is, and end when they have waited too long."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hvd_ext.job.startup_watch import Arrivals
 from tests.mpi import jobs
-
-pytestmark = pytest.mark.slow
 
 NEVER = """
     import os, pathlib, time
@@ -24,46 +21,32 @@ NEVER = """
     print("went on", flush=True)
 """
 
-
-# Rank 1 calls init() and no more, until it reads that the other ranks have given up.
-STAYS_AWAY = """
-    import os, pathlib, time
+# Rank 1 stops after a few epochs, all by itself: early stopping without averaged metrics.
+LEAVES = """
+    import keras, numpy as np
     import hvd_ext as hvd
-    from hvd_ext.errors import CommunicationError
-
-    def caught(rank):
-        return "caught:" in (pathlib.Path(os.environ["HVD_EXT_TEST_OUTPUT"]) / f"rank{rank}.txt").read_text()
 
     hvd.init()
-    if hvd.rank() == 1:
-        while not (caught(0) and caught(2)):
-            time.sleep(0.05)
-    else:
-        try:
-            hvd.allgather_object(0, name="late one")
-        except CommunicationError as error:
-            print("caught:", error, flush=True)
+    keras.utils.set_random_seed(1)  # equal weights
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    x = np.arange(24, dtype=np.float32).reshape(8, 3) / 24 + hvd.rank()
+    # the loss becomes smaller in every epoch: what it must reach is more than that
+    stop = [keras.callbacks.EarlyStopping("loss", min_delta=1e9, patience=2)] if hvd.rank() == 1 else []
+    try:
+        history = model.fit(x, x[:, :1], batch_size=4, epochs=50, verbose=0, callbacks=stop)
+    except Exception as error:
+        print("told:", " ".join(str(error).split()), flush=True)
+        raise
+    print("ended after", len(history.epoch), "epochs", flush=True)
 """
-
-JOBS = {"0": NEVER.replace("MISSING", "0"), "2": NEVER.replace("MISSING", "2"), "later": STAYS_AWAY}
-
-
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], jobs.Job]]:
-    """Gives the end of one of these jobs of three ranks, which wait at the same time."""
-    # The limit is long enough for slow ranks to come to init() together.
-    limits = {"HVD_EXT_STALL_WARN_S": "1", "HVD_EXT_STALL_FATAL_S": "8"}
-    with ThreadPoolExecutor(len(JOBS)) as pool:
-        run = {
-            name: pool.submit(jobs.run, tmp_path_factory.mktemp(f"missing_{name}"), program, ranks=3, changes=limits)
-            for name, program in JOBS.items()
-        }
-        yield lambda name: run[name].result()
 
 
 @pytest.mark.parametrize("missing", [0, 2])
-def test_a_rank_that_never_starts_is_named_and_ends_the_job(missing: int, ended: Callable[[str], jobs.Job]) -> None:
-    job = ended(str(missing)).must_fail()
+def test_a_rank_that_never_starts_is_named_and_ends_the_job(missing: int, tmp_path: Path) -> None:
+    # The limit is long enough for slow ranks to come to init() together.
+    limits = {"HVD_EXT_STALL_WARN_S": "1", "HVD_EXT_STALL_FATAL_S": "8"}
+    job = jobs.run(tmp_path, NEVER.replace("MISSING", str(missing)), ranks=3, changes=limits).must_fail()
     others = [job.outputs[rank] for rank in range(3) if rank != missing]
     assert f"rank {missing} (local rank {missing})" in "".join(others), job.text()
     assert any("longer than the limit (8 s, HVD_EXT_STALL_FATAL_S)" in text for text in others), job.text()
@@ -72,15 +55,6 @@ def test_a_rank_that_never_starts_is_named_and_ends_the_job(missing: int, ended:
     said = [line.split("other ranks: ")[1] for line in lines]
     assert said and len(said) == len(set(said)), job.text()
     assert not any("went on" in text for text in others), job.text()
-
-
-def test_a_rank_that_stays_away_later_is_fatal_when_asked(ended: Callable[[str], jobs.Job]) -> None:
-    job = ended("later")
-    assert not job.timed_out, job.text()
-    for rank in (0, 2):
-        assert "caught: " in job.outputs[rank], job.text()
-        assert "'late one'" in job.outputs[rank], job.text()
-        assert "rank 1 " in job.outputs[rank], job.text()
 
 
 def test_a_rank_that_is_late_is_waited_for(tmp_path: Path) -> None:
@@ -97,6 +71,14 @@ def test_a_rank_that_is_late_is_waited_for(tmp_path: Path) -> None:
     assert hvd.allgather_object(hvd.rank()) == [0, 1]
     """
     jobs.run(tmp_path, program, changes={"HVD_EXT_STALL_FATAL_S": "100"}).must_succeed()
+
+
+def test_a_rank_that_ends_fit_early_is_named_to_those_that_train_on(tmp_path: Path) -> None:
+    job = jobs.run(tmp_path, LEAVES).must_fail()
+    assert "ended after" in job.outputs[1] and "told:" not in job.outputs[1], job.text()
+    told = [line for line in job.outputs[0].splitlines() if line.startswith("told:")]
+    assert len(told) == 1 and "rank 1" in told[0], job.text()
+    assert "DistributedOptimizer" in told[0] or "SGD" in told[0], job.text()
 
 
 def environment(folder: Path, place: int, size: int, rank: int) -> dict[str, str]:

@@ -82,7 +82,6 @@ print("all sums were right", flush=True)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("hosts", [(3,), (2, 2, 1)], ids=lambda hosts: "+".join(map(str, hosts)))
 def test_weights_are_equal_after_each_of_700_rounds(hosts: tuple[int, ...], tmp_path: Path) -> None:
     modes = ("solo", "majority", "quorum")
@@ -103,7 +102,6 @@ def _quickest(job: Faulty) -> int:
     return max(map(job.steps, range(job.size)))
 
 
-@pytest.mark.slow
 def test_all_wait_for_a_rank_that_stands_still_and_go_on_with_it(tmp_path: Path) -> None:
     with _rounds(tmp_path) as job:
         job.wait_for_steps(20)
@@ -119,7 +117,6 @@ def test_all_wait_for_a_rank_that_stands_still_and_go_on_with_it(tmp_path: Path)
         job.must_succeed()
 
 
-@pytest.mark.slow
 def test_a_link_that_is_cut_and_returns_does_no_harm(tmp_path: Path) -> None:
     with _rounds(tmp_path, HVD_EXT_STALL_FATAL_S="60") as job:
         for _ in range(2):
@@ -131,7 +128,6 @@ def test_a_link_that_is_cut_and_returns_does_no_harm(tmp_path: Path) -> None:
         job.must_succeed()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 3])
 def test_a_killed_rank_ends_the_job(killed: int, tmp_path: Path) -> None:
     with _rounds(tmp_path) as job:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 from hvd_ext.cluster.rehearsal import Cluster
 from hvd_ext.cluster.spec import Spec
 from hvd_ext.topology import read, write
+from tests.mpi.benches import done
 
 pytestmark = pytest.mark.cluster
 
@@ -55,13 +54,9 @@ def test_the_command_prints_the_links_and_writes_the_file(tmp_path: Path) -> Non
     if find_spec("matplotlib") is not None:
         command += ["--plot", str(plot)]
     mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", "2"]
-    environment = {**os.environ, "HVD_EXT_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [*mpirun, *command], capture_output=True, text=True, env=environment, timeout=LIMIT_S, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 ranks on 1 host, measured in" in done.stdout
-    assert "price / measured" in done.stdout
+    ended = done([*mpirun, *command], HVD_EXT_CACHE=str(tmp_path / "cache"))
+    assert "2 ranks on 1 host, measured in" in ended.stdout
+    assert "price / measured" in ended.stdout
     tree = read.read(path, 2)
     assert tree.handover.alpha_s > 0
     assert read.parse(write.text(tree)) == tree
@@ -69,8 +64,5 @@ def test_the_command_prints_the_links_and_writes_the_file(tmp_path: Path) -> Non
 
 
 def test_the_command_needs_a_job() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "hvd_ext", "probe"], capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert done.returncode == 1
-    assert "start it as mpirun -np 4 python -m hvd_ext probe" in done.stderr
+    ended = done([sys.executable, "-m", "hvd_ext", "probe"], status=1)
+    assert "start it as mpirun -np 4 python -m hvd_ext probe" in ended.stderr

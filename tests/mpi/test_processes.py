@@ -5,14 +5,10 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-import pytest
-
 from tests.mpi import jobs
 
 # What is tested is a rank as the launcher starts it, and what it starts.
 run = functools.partial(jobs.run, forked=False)
-
-pytestmark = pytest.mark.slow
 
 # Replaces itself before init(), which is right, and then starts children of all kinds.
 CHILDREN = """

@@ -26,7 +26,6 @@ SCRIPT = ROOT / "examples" / "dawnbench_resnet50.py"
 SMOKE = ROOT / "examples" / "resnet50" / "presets" / "smoke.yaml"
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(bool(obstacle()), reason=f"a rehearsed cluster: making namespaces {obstacle()}"),
 ]
 

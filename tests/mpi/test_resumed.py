@@ -1,8 +1,7 @@
-"""What waits with TopK, and which data are left, when a job ends and the next has as many ranks or another number."""
+"""What waits with TopK when a job ends and the next has as many ranks or another number."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,12 +9,9 @@ import numpy as np
 import pytest
 
 from hvd_ext.state import arrays, folder, manifest
-from tests import epoch_order as order
 from tests.mpi import jobs
 from tests.ranks.topk_jobs import gradients
 from tests.ranks.training import model, values
-
-pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("resumed.py")
 OWNER = "state:top-k: optimizer 0, variables 0"
@@ -72,7 +68,7 @@ def of(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def handed_on(of: Path, name: str, serial: int, to: str) -> None:
     """Gives a checkpoint of a job to another one, alone."""
-    for case in (*CASES, *UNTIL, "data"):
+    for case in (*CASES, *UNTIL):
         shutil.copytree(folder.path_of(of / name / case, serial), folder.path_of(of / to / case, serial))
 
 
@@ -135,17 +131,3 @@ def test_four_ranks_of_two_hosts_keep_other_parts_than_two_ranks_do(of: Path) ->
     ]
     assert places[0] == [{("residual", "0", "0", 30), ("residual", "2", "0", 10)}] * 2
     assert len({frozenset(one) for one in places[1]}) == 4
-
-
-def test_on_any_number_of_ranks_each_step_has_the_samples_that_it_would_have_had(of: Path) -> None:
-    wanted = []
-    for epoch in range(3):
-        numbers = order.numbers(np.arange(5 * 8), seed=3, epoch=epoch, samples=43, parts=2)  # the first job has 2 ranks
-        wanted += [sorted(step) for step in numbers.reshape(5, 8).tolist()]
-    first, *others = (
-        json.loads((of / name / "data.json").read_text()) for name in ("first", "2", "4", "2 to 1", "4 to 1")
-    )
-    assert [sorted(step) for step in first[:7]] == wanted[:7]  # saved in the middle of the second epoch
-    for steps, begin in zip(others, (7, 7, 7, 11), strict=True):
-        assert [sorted(step) for step in steps] == wanted[begin:]
-    assert others[0] != others[1]  # of unequal ranks' shares, joined rank after rank

@@ -10,16 +10,15 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, RankError
-from hvd_ext.runner.launcher import MARK, JobError
+from hvd_ext.runner.launcher import MARK, JobError, marked
 from tests.mpi import jobs
+from tests.waiting import until
 
 LAUNCH = jobs.ROOT / "docs" / "launch.md"
 LIMIT_S = 200.0
@@ -44,26 +43,6 @@ def typed_in(text: str, folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-def marked(marks: set[str]) -> list[psutil.Process]:
-    """Gives the processes that live and are of jobs with these marks."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) in marks and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
-
-
-@pytest.mark.slow
 def test_the_cells_of_the_page_run_as_they_stand(tmp_path: Path) -> None:
     part = LAUNCH.read_text(encoding="utf-8").split("<!-- notebook -->")[1]
     cells = re.findall(r"```python\n(.*?)```", part, re.DOTALL)
@@ -167,10 +146,10 @@ def test_no_process_of_a_job_outlives_its_program(end: signal.Signals, joined: b
     try:
         until(lambda: all((tmp_path / f"mark{rank}").exists() for rank in range(2)), "no rank started")
         marks = {(tmp_path / f"mark{rank}").read_text() for rank in range(2)}
-        assert len(marked(marks)) >= 3  # mpirun and its ranks
+        assert len(marked(MARK, *marks)) >= 3  # mpirun and its ranks
         process.send_signal(end)
         said, _ = process.communicate(timeout=LIMIT_S)
-        until(lambda: not marked(marks), "processes were left behind")
+        until(lambda: not marked(MARK, *marks), "processes were left behind")
     finally:
         process.kill()
     if end == signal.SIGINT:

@@ -8,8 +8,6 @@ import pytest
 
 from tests.mpi import jobs
 
-pytestmark = pytest.mark.slow
-
 FOLDER = jobs.ROOT / "tests" / "ranks"
 FILES = ("test_numpy.py", "test_channel.py")
 
@@ -55,7 +53,6 @@ def test_sums_are_right_whoever_shares(wanted: tuple[int, ...], tmp_path: Path) 
         assert job.says(rank, "after the end 0"), job.text()
 
 
-@pytest.mark.slow
 def test_the_tests_of_ranks_pass_without_shared_memory(tmp_path: Path) -> None:
     files = [str(FOLDER / name) for name in FILES]
     arguments = ["-m", "pytest", "-x", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", str(jobs.ROOT), *files]

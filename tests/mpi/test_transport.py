@@ -51,7 +51,6 @@ print("all sums were right", flush=True)
 """
 
 
-@pytest.mark.slow
 def test_sums_have_the_same_bits_over_every_transport_and_the_first_line_names_it(tmp_path: Path) -> None:
     with running(tmp_path, Spec((2, 1, 1), rate="1gbit"), SUMS) as job:
         job.must_succeed()

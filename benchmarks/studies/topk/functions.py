@@ -19,11 +19,11 @@ MEMORY_ERROR = "buffer: it must be float32 and contiguous"
 Answer = tuple[NDArray[np.float32], NDArray[Any]]
 
 
-def pointer(x: NDArray[np.float32]) -> int:
-    """Give the address of a contiguous float32 array; refuse any other."""
+def pointer(x: NDArray[np.float32]) -> Any:
+    """Give a pointer to a contiguous float32 array; refuse any other."""
     if x.dtype != np.float32 or not x.flags["C_CONTIGUOUS"]:
         raise ValueError(MEMORY_ERROR)
-    return int(x.ctypes.data)
+    return native.pointer(x)
 
 
 def read_pass(x: NDArray[np.float32], threads: int = 1) -> float:
@@ -45,7 +45,7 @@ def bare_add(accumulator: NDArray[np.float32], x: NDArray[np.float32]) -> None:
 
 def written(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """Give a writable array over the memory of another one, which must be contiguous float32 and outlive the result."""
-    memory = (ctypes.c_float * x.size).from_address(pointer(x))
+    memory = (ctypes.c_float * x.size).from_address(ctypes.addressof(pointer(x).contents))
     return np.frombuffer(memory, np.float32)
 
 
@@ -69,10 +69,11 @@ class Algorithm1:
         """Select once; every call has another seed for the random part."""
         picked = ctypes.c_int64()
         self._seed += 1
+        indices = native.pointer(self._indices)
         native.call(
             "hvd_ext_test_algorithm_1",
             *(pointer(self._x), self._x.size, self._k, SAMPLINGS, self._seed),
-            *(pointer(self._magnitudes), self._indices.ctypes.data, pointer(self._values), ctypes.byref(picked)),
+            *(pointer(self._magnitudes), indices, pointer(self._values), ctypes.byref(picked)),
         )
         return self._values[: picked.value], self._indices[: picked.value]
 

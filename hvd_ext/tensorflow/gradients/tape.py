@@ -273,8 +273,8 @@ def _reduced(
             if policies.chosen(options).keeps:
                 raise InvalidError(
                     f"{LABEL}: with compression=hvd_ext.TopK(...) or another codec, sync= or delay=1 the reduced "
-                    "gradients depend on earlier steps, and cannot be differentiated; take the second derivative of the loss "
-                    "with a plain tape"
+                    "gradients depend on earlier steps, and cannot be differentiated; take the second derivative of "
+                    "the loss with a plain tape"
                 )
             # all ranks get the same sum, and the transpose of this map is the sum over the ranks again
             back: list[Any] = [None] * len(gradients)

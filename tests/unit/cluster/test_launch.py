@@ -1,4 +1,4 @@
-"""How a job is started on a rehearsed cluster: words, environment, refusals."""
+"""How a job is started on a rehearsed cluster and ended: words, environment, refusals, and what is left of it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hvd_ext.cluster import launch, state as states
 from hvd_ext.cluster.spec import Spec, topology
 from hvd_ext.cluster.state import State
 from hvd_ext.errors import InvalidError
+from hvd_ext.runner import launcher
 from hvd_ext.runner.launcher import JobError
 from hvd_ext.topology.read import read as read_topology
+from tests.waiting import LIMIT_S, until
 
-LIMIT_S = 120
 HERE = states.namespaces("self")
 
 
@@ -141,10 +144,7 @@ def test_nsenter_is_left_to_read_the_status_of_what_it_started(tmp_path: Path) -
     program.write_text('#!/bin/sh\nsh -c \'touch "$0/up"; exec sleep 600\' "$1"\necho $? > "$1/status"\n')
     program.chmod(0o755)
     process = subprocess.Popen([str(program), str(tmp_path)], start_new_session=True)
-    end = time.monotonic() + LIMIT_S
-    while not (tmp_path / "up").exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until((tmp_path / "up").exists)
     launch._end(process)
     assert (tmp_path / "status").read_text() == f"{128 + signal.SIGTERM}\n"
 
@@ -163,3 +163,80 @@ def test_a_signal_ends_in_order_once_and_handlers_come_back() -> None:
         job()
     assert stopped.value.args == (signal.SIGTERM,)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+# A launcher and its daemon wait for ever, its rank ends.
+LAUNCHER = """
+setsid sleep 600 &
+echo $! > "$1/daemon"
+RANK
+echo $? > "$1/rank"
+sleep 600
+"""
+
+
+def job(folder: Path, rank: str) -> list[str]:
+    return ["sh", "-c", LAUNCHER.replace("RANK", rank), "sh", str(folder)]
+
+
+def test_a_launcher_without_ranks_is_ended_with_its_daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marked = launcher.marked
+
+    def seen(name: str, mark: str) -> dict[psutil.Process, dict[str, str]]:
+        found = marked(name, mark)
+        if any("OMPI_COMM_WORLD_RANK" in variables for variables in found.values()):
+            (tmp_path / "seen").touch()
+        return found
+
+    monkeypatch.setattr(launcher, "marked", seen)
+    monkeypatch.setattr(launch, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(launch, "LOOK_S", 0.1)
+    rank = 'OMPI_COMM_WORLD_RANK=0 sh -c \'until [ -e "$0/seen" ]; do sleep 0.05; done\' "$1"'
+    with pytest.raises(JobError, match="all its ranks have ended, but mpirun waits"):
+        launch.run(job(tmp_path, rank), os.environ, timeout_s=LIMIT_S)
+    assert (tmp_path / "rank").exists()
+    daemon = int((tmp_path / "daemon").read_text())
+    until(lambda: not psutil.pid_exists(daemon) or not launcher.lives(psutil.Process(daemon)))
+
+
+def test_a_launcher_whose_ranks_were_never_seen_gets_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(launch, "LOOK_S", 0.1)
+    assert launch.run(["sh", "-c", "sleep 1; exit 3"], os.environ, timeout_s=LIMIT_S) == 3
+
+
+def test_a_rank_with_another_environment_is_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "PATIENCE_S", 0.2)
+    mark = uuid.uuid4().hex
+    watch = launch.Watch(mark)
+    program = f"until [ -e {tmp_path}/seen ]; do sleep 0.05; done; exec env -i sleep 600"
+    variables = {**os.environ, launch.MARK: mark, "OMPI_COMM_WORLD_RANK": "0"}
+    rank = subprocess.Popen(["sh", "-c", program], env=variables)
+    try:
+        assert not watch.without_ranks()
+        (tmp_path / "seen").touch()
+        until(lambda: not launcher.marked(launch.MARK, mark))
+        time.sleep(0.3)
+        assert not watch.without_ranks()
+        rank.kill()
+        until(watch.without_ranks)  # though nobody has read its status yet
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+def test_the_processes_of_a_job_are_those_with_its_mark() -> None:
+    mark = uuid.uuid4().hex
+    processes = [
+        subprocess.Popen(["sleep", "600"], env={**os.environ, launch.MARK: value}) for value in (mark, f"{mark}0")
+    ]
+    try:
+        assert [process.pid for process in launcher.marked(launch.MARK, mark)] == [processes[0].pid]
+        launch._end_members(mark)
+        assert processes[0].wait(LIMIT_S) == -9
+        assert processes[1].poll() is None
+        assert launcher.marked(launch.MARK, mark) == {}
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

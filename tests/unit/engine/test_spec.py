@@ -39,3 +39,21 @@ def test_structs_have_the_fields_of_the_list_in_its_order():
 def test_a_list_that_cannot_be_read_says_why(before: str, after: str, words: str):
     with pytest.raises(NativeLibraryError, match=words):
         spec.parse(TEXT.replace(before, after))
+
+
+def test_functions_have_the_types_of_the_header():
+    header = """
+int hvd_ext_a(int64_t channel, const char* name, void (*call)(int64_t a, int64_t b), const void* const* from,
+              int64_t values[4]);  // a comment (1);
+void hvd_ext_b(void);
+const char* hvd_ext_c(const HvdExtPart* part, float* x);
+"""
+    i64, pointer = ctypes.c_int64, ctypes.POINTER
+    structs = spec.parse(TEXT)
+    assert spec.signatures(header, structs) == {
+        "hvd_ext_a": (ctypes.c_int, [i64, ctypes.c_char_p, spec.AT_STEP, pointer(ctypes.c_void_p), pointer(i64)]),
+        "hvd_ext_b": (None, []),
+        "hvd_ext_c": (ctypes.c_char_p, [pointer(structs["HvdExtPart"]), pointer(ctypes.c_float)]),
+    }
+    with pytest.raises(NativeLibraryError, match=r"the type of 'hvd_ext_d' \(int128_t\) is not known"):
+        spec.signatures("int hvd_ext_d(int128_t x);", structs)

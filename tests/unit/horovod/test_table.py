@@ -17,7 +17,7 @@ from tests.unit.horovod import environment_rows, horovod_api
 
 ROWS = horovod.rows()
 FILLED_BY = (callback_rows, collectives, environment_rows, life_rows, training_rows)
-CALLBACKS = [f"callbacks.{name}" for name in hvd_ext._MODULES["hvd_ext.keras.callbacks"]]
+CALLBACKS = [name for name, module in hvd_ext._NAMES.items() if module == "hvd_ext.keras.callbacks"]
 NEEDS_HOROVOD = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="needs Horovod: python -m hvd_ext install-horovod"
 )
@@ -34,7 +34,7 @@ def test_every_name_argument_and_variable_of_horovod_has_a_row() -> None:
     public, variables = horovod_api.frozen()
     rows = {row.horovod: row for row in ROWS}
     # what is refused as a whole has no rows for its arguments
-    ours = [*hvd_ext.__all__, *CALLBACKS]
+    ours = [*hvd_ext.__all__, *(f"callbacks.{name}" for name in CALLBACKS)]
     taken = [name for name in public if name in rows and name in ours and rows[name].status != REFUSED]
     wanted = {*public, *(f"{name}({argument})" for name in taken for argument in public[name]), *variables}
     assert wanted - {"Compression"} - set(rows) == set()
@@ -118,7 +118,7 @@ def test_horovods_modules_have_all_names_under_ours(module: str) -> None:
 
 def test_the_callbacks_are_where_horovod_has_them() -> None:
     face = importlib.import_module("hvd_ext.tensorflow.keras.callbacks")
-    for name in hvd_ext._MODULES["hvd_ext.keras.callbacks"]:
+    for name in CALLBACKS:
         assert name in dir(face)
         assert getattr(face, name) is getattr(hvd_ext.callbacks, name)
     assert not hasattr(face, "no_such_name") and not hasattr(face, "__no_such_name__")

@@ -12,7 +12,6 @@ import pytest
 
 import hvd_ext as hvd
 from hvd_ext.job import banner, log
-from hvd_ext.job.partial_rounds import lost
 from hvd_ext.options import Options
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.planning import planner
@@ -125,4 +124,4 @@ def test_a_programs_own_log_gets_lines_and_warnings_and_stderr_does_not(
     [(4, 5, "gradients of step 5 on"), (4, 7, "gradients of steps 5 to 7 on"), (5, 5, "gradients it held on")],
 )
 def test_the_steps_are_named_whose_gradients_are_lost(given: int, step: int, words: str) -> None:
-    assert words in lost(given, step)
+    assert words in banner.lost(given, step)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvd_ext.engine.native import load
+from hvd_ext.engine import native
 from hvd_ext.planning import ir
 from hvd_ext.planning.verify import verify_rows
 from tests.golden.make import FOLDER, describe, plans
@@ -28,13 +28,12 @@ def rows(plan: dict[str, Any]) -> list[ir.Rows]:
 
 @pytest.fixture(scope="module")
 def engine() -> ctypes.CDLL:
-    return load()
+    return native.load()
 
 
 def decode(engine: ctypes.CDLL, own: ir.Rows, units: int, rank: int, size: int) -> int:
     own = np.ascontiguousarray(own)
-    pointer = own.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
-    return int(engine.hvd_ext_test_decode(pointer, len(own), units, rank, size))
+    return int(engine.hvd_ext_test_decode(native.pointer(own), len(own), units, rank, size))
 
 
 def test_the_files_are_what_the_planner_makes() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -13,15 +11,9 @@ import pytest
 
 from hvd_ext.runner import launcher
 from hvd_ext.runner.launcher import Job, JobError, last_words
+from tests.waiting import until
 
 PATIENCE_S = 60.0
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.05)
 
 
 def test_a_job_that_ends_well_is_waited_for_and_ticks(tmp_path: Path) -> None:
@@ -58,7 +50,7 @@ def test_leaving_a_job_ends_processes_that_have_left_its_group(tmp_path: Path) -
     )
     command = [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {stubborn!r}])"]
     with Job(command, tmp_path / "log") as running:
-        wait_for(ready.exists)
+        until(ready.exists)
         assert len(running.processes()) == 2
     assert running.processes() == []
 
@@ -67,7 +59,7 @@ def test_a_paused_process_hears_the_polite_signal(tmp_path: Path) -> None:
     heard = tmp_path / "heard"
     script = f"trap 'touch {heard}; exit' TERM; touch {tmp_path}/ready; while :; do sleep 0.05; done"
     with Job(["sh", "-c", script], tmp_path / "log") as running:
-        wait_for((tmp_path / "ready").exists)
+        until((tmp_path / "ready").exists)
         for process in running.processes():
             with contextlib.suppress(psutil.NoSuchProcess):  # a sleep that has just ended
                 process.suspend()
