@@ -31,12 +31,10 @@ inline Rows SumsOfPieces(int rank, const Shape& shape) {
     }
   };
   auto in_host = [&](int64_t round, int64_t send, int64_t receive, bool of_peers) {
-    others(shape.local, place, [&](int p) {
-      rows.Add(round, send, first + p, of_peers ? p * shape.hosts : shard, shape.hosts);
-    });
-    others(shape.local, place, [&](int p) {
-      rows.Add(round, receive, first + p, of_peers ? shard : p * shape.hosts, shape.hosts);
-    });
+    others(shape.local, place,
+           [&](int p) { rows.Add(round, send, first + p, of_peers ? p * shape.hosts : shard, shape.hosts); });
+    others(shape.local, place,
+           [&](int p) { rows.Add(round, receive, first + p, of_peers ? shard : p * shape.hosts, shape.hosts); });
   };
   auto peer = [&](int h) { return h * shape.local + place; };
   in_host(0, kSend, kRecvReduce, true);

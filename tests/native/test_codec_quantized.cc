@@ -59,9 +59,8 @@ std::vector<float> ModelStep(const Quantization& how, const Shape& shape, int64_
 TEST("quantized step: the results and the residuals are the model's, and a dense step sends all that was kept") {
   for (const Quantization& how : {Quantization{8, 256}, Quantization{4, 64}, Quantization{1, 64}}) {
     for (const Shape& shape : {Shape{1, 1}, Shape{2, 1}, Shape{3, 2}, Shape{2, 3}}) {
-      for (const std::vector<int64_t>& tensors :
-           {std::vector<int64_t>{300, 0, 41, 7}, std::vector<int64_t>{1}, std::vector<int64_t>{0},
-            std::vector<int64_t>{70001}}) {
+      for (const std::vector<int64_t>& tensors : {std::vector<int64_t>{300, 0, 41, 7}, std::vector<int64_t>{1},
+                                                  std::vector<int64_t>{0}, std::vector<int64_t>{70001}}) {
         for (bool sums : {false, true}) {
           if (sums && shape.hosts == 1) continue;
           const Bucket bucket = Quantized(how, tensors);
@@ -150,8 +149,8 @@ TEST("quantized step: a plan that packs, bits and blocks that there are not, and
   OnEngines(1, [&](int, Engine* engine) {
     for (const Quantization& wrong : {Quantization{3, 64}, Quantization{8, 65}, Quantization{8, 8192}}) {
       const Bucket bucket = Quantized(wrong, {40});
-      const ChannelSpec spec = SpecOf(bucket, AddPlan(engine, HiTopK(0, {1, 1})),
-                                      AddPlan(engine, HiTopK(0, {1, 1}, false, true)));
+      const ChannelSpec spec =
+          SpecOf(bucket, AddPlan(engine, HiTopK(0, {1, 1})), AddPlan(engine, HiTopK(0, {1, 1}, false, true)));
       int64_t channel = 0;
       CHECK_FAILS(engine->OpenChannel(spec, &channel), Code::kInvalid, "): must be ");
     }

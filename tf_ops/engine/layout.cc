@@ -39,8 +39,8 @@ Status CheckSparse(const std::string& where, const BucketSpec& bucket, int64_t e
   HVD_EXT_RETURN_IF_ERROR(Require(value_wire == DType::kFloat32 || IsWire(value_wire),
                                   where + ": the selected values' dtype on the way", value_wire,
                                   "must be float32, float16 or bfloat16 (0, 2 or 3)"));
-  HVD_EXT_RETURN_IF_ERROR(Require(Quantization::IsRight(sparse.bits, 64), where + ": bits", sparse.bits,
-                                  "must be 8, 4 or 1"));
+  HVD_EXT_RETURN_IF_ERROR(
+      Require(Quantization::IsRight(sparse.bits, 64), where + ": bits", sparse.bits, "must be 8, 4 or 1"));
   HVD_EXT_RETURN_IF_ERROR(Require(Quantization::IsRight(8, sparse.block), where + ": block", sparse.block,
                                   "must be a multiple of 64, at most 4096"));
   return Require(sparse.indices >= SparseIndices::kSmallest && sparse.indices <= SparseIndices::kBitmap,

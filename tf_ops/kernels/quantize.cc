@@ -12,11 +12,11 @@ namespace {
 
 #define HVD_EXT_INLINE __attribute__((always_inline)) inline
 
-constexpr float kUnit = 1.0f / 1024;           // of a scale
-constexpr uint16_t kMostScale = 0x7bff;        // the largest finite float16
-constexpr float kRounds = 12582912.0f;         // 1.5 * 2^23: a float32 near it has no fraction
+constexpr float kUnit = 1.0f / 1024;     // of a scale
+constexpr uint16_t kMostScale = 0x7bff;  // the largest finite float16
+constexpr float kRounds = 12582912.0f;   // 1.5 * 2^23: a float32 near it has no fraction
 constexpr uint32_t kInfinity = 0x7f800000u;
-constexpr int kLanes = 16;                     // of the sums of a block
+constexpr int kLanes = 16;  // of the sums of a block
 
 HVD_EXT_INLINE float ScaleOf(uint16_t bits) { return ToFloat(Float16{bits}) * kUnit; }
 

@@ -1,7 +1,7 @@
 // Quantisation in blocks: a block of elements has one scale, and each element a whole number of 8, 4 or 1 bits.
 //
-// With 8 and 4 bits an element is sent as scale * q, q from -127 to 127 or from -7 to 7, and the scale is the least that
-// lets the block's largest element fit. With 1 bit it is sent as scale or -scale, and the scale is the mean of the
+// With 8 and 4 bits an element is sent as scale * q, q from -127 to 127 or from -7 to 7, and the scale is the least
+// that lets the block's largest element fit. With 1 bit it is sent as scale or -scale, and the scale is the mean of the
 // absolute values. A scale is a float16 in units of 2^-10: blocks whose largest element is from 8e-6 to 8000 (with 8
 // bits) have scales of full precision. A larger element is sent as the largest that there is, and the rest is left.
 //
@@ -13,7 +13,7 @@
 namespace hvd_ext {
 
 struct Quantization {
-  int32_t bits = 8;      // 8, 4 or 1
+  int32_t bits = 8;     // 8, 4 or 1
   int32_t block = 256;  // elements; a multiple of 64, at most kMostBlock
 
   static constexpr int32_t kMostBlock = 4096;

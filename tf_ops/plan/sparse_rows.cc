@@ -89,7 +89,8 @@ class Vectors {
   }
 
   Status CheckOwn(const Row& row, const std::string& name) const {
-    if (std::any_of(own_.begin(), own_.end(), [&row](const Span& part) { return part.Holds(row); })) return Status::Ok();
+    if (std::any_of(own_.begin(), own_.end(), [&row](const Span& part) { return part.Holds(row); }))
+      return Status::Ok();
     return Invalid(name + ": " + NameOf(row.opcode) + " of units " + Units(row) +
                    " must be of units of the own vector, which has " +
                    (own_.empty() ? "not been made" : own_.back().Words()) + "; SELECT, PACK or TAKE them first");
@@ -125,8 +126,8 @@ class Vectors {
 
   const int rank_;
   Span selected_;
-  std::vector<Span> own_;  // the parts of the own vector: one, or those of RESELECTs
-  bool sums_ = false;      // RESELECT has made it
+  std::vector<Span> own_;                         // the parts of the own vector: one, or those of RESELECTs
+  bool sums_ = false;                             // RESELECT has made it
   std::map<int, std::map<int64_t, Piece>> came_;  // by peer, then first unit
   bool came_now_ = false;                         // a piece was received in this round
 };

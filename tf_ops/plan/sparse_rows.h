@@ -20,8 +20,8 @@ inline bool IsOwn(Opcode opcode) {
 }
 
 // Sets the plan's `sparse` and the units of its feedback. Refuses a local row in a round with messages, a second SELECT
-// or FOLD, and a row that reads a vector before it exists: the own vector comes from SELECT, PACK, TAKE or RESELECT, and a peer's
-// from a RECV_SPARSE of an earlier round.
+// or FOLD, and a row that reads a vector before it exists: the own vector comes from SELECT, PACK, TAKE or RESELECT,
+// and a peer's from a RECV_SPARSE of an earlier round.
 Status CheckSparseRows(int rank, Plan* plan);
 
 }  // namespace hvd_ext
