@@ -152,7 +152,7 @@ TEST("quantized step: a plan that packs, bits and blocks that there are not, and
       const ChannelSpec spec =
           SpecOf(bucket, AddPlan(engine, HiTopK(0, {1, 1})), AddPlan(engine, HiTopK(0, {1, 1}, false, true)));
       int64_t channel = 0;
-      CHECK_FAILS(engine->OpenChannel(spec, &channel), Code::kInvalid, "): must be ");
+      CHECK_FAILS(engine->OpenChannel(spec, &channel), Code::kInvalid, ") must be ");
     }
   });
 }
