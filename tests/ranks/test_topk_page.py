@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ranks(2)
 
 def test_the_examples_run_and_leave_equal_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names = pages.run("docs/topk.md", 7)
+    names = pages.run("docs/topk.md", 8)
     assert_same_bits_on_all_ranks(names["model"].weights)
     assert (names["values"].numpy().tolist(), names["indices"].numpy().tolist()) == ([-4.0], [5])
     assert names["residual"].numpy().tolist() == [[0.5, -3.0, 2.0], [0.0, 3.0, 0.0]]

@@ -120,7 +120,7 @@ class QuantizedCodec : public VectorCodec {
   bool is_sum_ = false;            // parts_ are those of Reselect
 };
 
-const VectorCodecNamed<QuantizedCodec> named("quantized");
+const VectorCodecNamed<QuantizedCodec> quantized_named("quantized");
 
 }  // namespace
 }  // namespace hvd_ext

@@ -125,7 +125,7 @@ class SignCodec : public VectorCodec {
   Buffer bits_;  // of the shard's elements: 1 where `a` is negative
 };
 
-const VectorCodecNamed<SignCodec> named("sign");
+const VectorCodecNamed<SignCodec> sign_named("sign");
 
 }  // namespace
 }  // namespace hvd_ext

@@ -143,7 +143,7 @@ class TopKCodec : public VectorCodec {
   SparseVector own_;
 };
 
-const VectorCodecNamed<TopKCodec> named("topk");
+const VectorCodecNamed<TopKCodec> topk_named("topk");
 
 }  // namespace
 }  // namespace hvd_ext
