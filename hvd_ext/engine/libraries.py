@@ -46,6 +46,7 @@ def once(load: Loader) -> Loader:
         clear()
 
     loaded.cache_clear = cache_clear  # type: ignore[method-assign]
+    loaded.__wrapped__ = load
     return loaded  # type: ignore[return-value]
 
 

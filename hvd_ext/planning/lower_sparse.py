@@ -2,7 +2,7 @@
 
 All calls of a level are lowered together, because a rank sends the data of several neighbouring calls to a peer as one
 message. Otherwise two hosts would exchange two messages where the border of a third host's shards cuts a range that
-they share.
+they share. In a two_shot such a border divides the pieces, which are then messages of their own.
 """
 
 from __future__ import annotations

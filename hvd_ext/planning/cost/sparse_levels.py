@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES, Sparsity
 from hvd_ext.planning.lower import rounds_of_call
+from hvd_ext.planning.lower_sparse import pieces
 from hvd_ext.planning.model import LOCAL, SPARSE, Call, Level, LogicalPlan
 
 _Ints = NDArray[np.int64]
@@ -35,7 +36,7 @@ def _message_rounds(call: Call) -> int:
         return 0
     if call.kind == "sparse_broadcast":
         return rounds_of_call(call) // 2
-    return 1 if call.kind in SPARSE else rounds_of_call(call)
+    return 2 if call.method == "two_shot" else 1 if call.kind in SPARSE else rounds_of_call(call)
 
 
 def messages_of_call(call: Call, sparsity: Sparsity) -> tuple[_Ints, _Ints, _Floats]:
@@ -79,14 +80,16 @@ def all_to_all_units(level: Level, ways: _Ints, size: int, sparsity: Sparsity, v
         if call.kind not in ("sparse_allreduce", "sparse_all_gather"):
             continue
         members = len(call.ranks)
-        counts = np.array([span.count for span in call.spans], dtype=np.float64)
+        two_shot = call.method == "two_shot"
+        counts = np.array([span.count for span in (pieces(call) if two_shot else call.spans)], dtype=np.float64)
         units = np.broadcast_to(counts, members) * sparsity.sent(1 if call.kind == "sparse_allreduce" else vectors)
         for ports in ways[list(call.ranks)].T:
             there = ports >= 0
             below = np.bincount(ports[there], minlength=size)
             sent = np.bincount(ports[there], units[there], size)
-            loads[:, 0] += sent * (members - below)
-            loads[:, 1] += below * np.where(below > 0, units.sum() - sent, 0.0)
+            out, back = sent * (members - below), below * np.where(below > 0, units.sum() - sent, 0.0)
+            loads[:, 0] += out + back if two_shot else out  # first each sends the others their pieces
+            loads[:, 1] += back + out if two_shot else back
     return loads.reshape(-1)
 
 
@@ -100,6 +103,10 @@ def local_of_call(call: Call, sparsity: Sparsity, vectors: int) -> _Floats:
         gathered: _Floats = counts * one_pass + others * (one_pass + sparsity.filled(vectors) * adding)
         return gathered
     entries = counts[0] * sparsity.filled(1) * adding
+    if call.method == "two_shot":
+        own = np.array([span.count for span in pieces(call)], dtype=np.float64) / ELEMENT_NBYTES
+        summed: _Floats = own * (2 * one_pass + size * sparsity.filled(1) * adding) + counts[0] * one_pass + entries
+        return summed
     if call.kind == "sparse_merge":
         return np.array([entries, 0.0])
     if call.kind == "sparse_broadcast":

@@ -6,6 +6,7 @@ import random
 
 from hvd_ext.planning import registry
 from hvd_ext.planning.model import LogicalPlan
+from hvd_ext.planning.sparse_planner import TOPK_ROWS, needs
 from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Node, Tree, from_hosts, leaf
 
 
@@ -83,3 +84,8 @@ def sparse_plans(tree: Tree) -> list[LogicalPlan]:
     """The variants of each sparse schedule, and its plan of a step in which nothing is selected."""
     schedules = [registry.sparse(name) for name in registry.sparse_names()]
     return [plan for schedule in schedules for plan in (*schedule.variants(tree), schedule.dense(tree))]
+
+
+def topk_plans(name: str, tree: Tree) -> list[LogicalPlan]:
+    """The variants of a sparse schedule that top-k takes; the others select again from sums (`hvd_ext.Quantized`)."""
+    return [plan for plan in registry.sparse(name).variants(tree) if needs(plan) <= TOPK_ROWS]

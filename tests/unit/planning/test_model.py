@@ -72,7 +72,7 @@ def test_ir_def_gives_version_columns_and_opcodes() -> None:
     assert ir.COLUMNS == {"ROUND": 0, "OPCODE": 1, "PEER": 2, "BEGIN": 3, "COUNT": 4}
     dense = ("SEND", "RECV", "RECV_REDUCE")
     sparse = ("SELECT", "SEND_SPARSE", "RECV_SPARSE", "CLEAR", "SCATTER_ADD", "PACK", "MERGE", "TAKE", "FOLD")
-    assert {name: number for number, name in enumerate((*dense, *sparse), 1)} == ir.OPCODES
+    assert {name: number for number, name in enumerate((*dense, *sparse, "RESELECT"), 1)} == ir.OPCODES
 
 
 @pytest.mark.parametrize("lost", ["#define HVD_EXT_PLAN_VERSION", "HVD_EXT_OPCODE(", "HVD_EXT_COLUMN(PEER"])

@@ -20,7 +20,7 @@ from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.schedules import gtopk, hitopk
 from hvd_ext.planning.sparse_planner import sparse_price
 from hvd_ext.topology.tree import Link, Tree, from_hosts
-from tests.unit.planning.clusters import even_tree, one_host, sparse_plans
+from tests.unit.planning.clusters import even_tree, one_host, sparse_plans, topk_plans
 
 NBYTES = 4_000_000
 SLOW = Link(1e-4, 8e-8)  # 100 Mbit/s
@@ -31,7 +31,7 @@ def test_on_a_slow_network_a_host_sends_what_the_formula_says_and_waits_for_litt
     tree, density, elements = from_hosts(hosts, between=SLOW), 0.01, 25_000_000
     sparsity = Sparsity(density, 4.0)
     nbytes = inter_host_nbytes(len(tree.hosts()), elements, density, 4.0)
-    for plan in hitopk.variants(tree):
+    for plan in topk_plans("hitopk", tree):
         found = sparse_price(plan, tree, 4 * elements, sparsity)
         told = steps(plan, tree, 4 * elements, sparsity)
         assert sum(step.seconds for step in told) == pytest.approx(found.seconds)
@@ -55,7 +55,7 @@ def test_entries_are_charged_with_values_and_indices() -> None:
 def test_the_last_step_is_priced_as_it_is_planned() -> None:
     """Whole shards at any density, or entries of all hosts' selections: on three hosts, 3 K of them."""
     tree = from_hosts("aaaabbbccc")
-    dense, sparse = hitopk.variants(tree)
+    dense, sparse = topk_plans("hitopk", tree)
 
     def last(plan: LogicalPlan, density: float) -> float:
         return steps(plan, tree, NBYTES, Sparsity(density, 6.0))[-1].sent_nbytes[1]

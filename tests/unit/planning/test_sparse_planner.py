@@ -102,7 +102,7 @@ def test_larger_clusters_are_priced_as_well(tree: Tree) -> None:
         ),
         (
             lambda: registry.sparse("ring"),
-            r"'ring': with compression=hvd_ext.TopK\(...\) or Sign\(...\) it must be one of gtopk, hitopk",
+            r"'ring': with compression=hvd_ext.TopK\(...\) or another codec it must be one of gtopk, hitopk",
         ),
         (
             lambda: planner.allreduce_plan(TREE, "hitopk"),

@@ -15,7 +15,7 @@ from hvd_ext.planning.sparse_planner import shards_of
 from hvd_ext.planning.sparse_stages import parties
 from hvd_ext.planning.verify import verify
 from hvd_ext.topology.tree import Tree, from_hosts
-from tests.unit.planning.clusters import even_tree, one_host, random_tree
+from tests.unit.planning.clusters import even_tree, one_host, random_tree, topk_plans
 from tests.unit.planning.interpreter import Floats, Ranks, k_of, largest, unit_begin
 
 NAMES = registry.sparse_names()
@@ -72,7 +72,7 @@ def test_every_sparse_schedule_is_proven_on_random_trees(name: str) -> None:
 def test_no_contribution_is_lost_and_all_ranks_end_alike(name: str) -> None:
     schedule = registry.sparse(name)
     for number, tree in enumerate(TREES):
-        for plan in (*schedule.variants(tree), schedule.dense(tree)):
+        for plan in (*topk_plans(name, tree), schedule.dense(tree)):
             for elements in (0, 1, tree.size + 1, 53):
                 data = data_of(tree.size, elements)
                 ranks = run(plan, data, seed=number)
@@ -89,7 +89,7 @@ def assert_sum_of_selections(plan: LogicalPlan, tree: Tree, height: int) -> None
 @pytest.mark.parametrize(("name", "height"), [("hitopk", 1), ("naive_allgather", 0)])
 def test_the_result_is_the_sum_of_the_selections(name: str, height: int) -> None:
     for tree in (tree for tree in TREES if len(parties(tree, height)) > 1):
-        for plan in registry.sparse(name).variants(tree):
+        for plan in topk_plans(name, tree):
             assert_sum_of_selections(plan, tree, height)
 
 
@@ -147,7 +147,7 @@ def test_each_host_sends_what_the_formula_says(hosts: str) -> None:
     """(m - 1) K entries leave each host, whatever the number of its ranks; counted on the rows of all ranks."""
     tree, elements = from_hosts(hosts), 1009
     host = {rank: number for number, ranks in enumerate(tree.hosts()) for rank in ranks}
-    for plan in registry.sparse("hitopk").variants(tree):
+    for plan in topk_plans("hitopk", tree):
         sent = [0] * len(tree.hosts())
         for (sender, receiver), count in run(plan, data_of(tree.size, elements)).entries.items():
             if host[sender] != host[receiver]:
@@ -158,7 +158,7 @@ def test_each_host_sends_what_the_formula_says(hosts: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_exchange_one_message_a_round_whatever_a_third_host_cuts(name: str) -> None:
     for tree in TREES:
-        for plan in registry.sparse(name).variants(tree):
+        for plan in topk_plans(name, tree):
             for rank in range(tree.size):
                 rows = rows_of(plan, rank)
                 sent = rows[np.isin(rows[:, ir.OPCODE], (ir.SEND_SPARSE, ir.RECV_SPARSE))]
