@@ -193,7 +193,7 @@ class GradientSet:
             return {"identity": self._described, "facts": {_LIST: f"registered as number {self._number}"}, "kinds": own}
 
         values = consensus.exchange(self.job.engine, registration.EXCHANGE, mine)
-        if any((value["identity"], value["facts"]) != (values[0]["identity"], values[0]["facts"]) for value in values):
+        if any(value["facts"] != values[0]["facts"] for value in values):
             registration.check_facts(values, self.job.engine.ranks)
         return kinds.joint([value["kinds"] for value in values])
 
