@@ -116,10 +116,10 @@ def _join(
         sets.global_process_set.mpi_comm = comm if rank_lists.is_communicator(comm) else None
         if settings.trace is not None:
             recording.begin(job, settings.trace)
-        runtime.set_current(job)
         banner.say(job, banner.job_line(job.hosts, job.engine.inter_host_transport))
         if job.network is not None and job.network.line:
             banner.say(job, f"links: {job.network.line}")
+        runtime.set_current(job)
     except BaseException:
         # An error that all ranks share leaves nothing running, so that init() may be called again.
         _exit["failed"] = running.stop()

@@ -35,6 +35,7 @@ class QuantizedCodec : public VectorCodec {
   Status Reselect(const VectorWork& work, int64_t begin, int64_t elements, const float* data) override {
     if (!is_sum_) parts_.clear();
     is_sum_ = true;
+    if (elements == 0) return Status::Ok();  // another part may begin at the same element
     Part* part = AddPart(begin, elements, work.pool);
     const int64_t piece = kPiece / how_.block * how_.block;
     std::vector<float> left(static_cast<size_t>(std::min(piece, elements)));

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import types
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, process_sets
 from hvd_ext.keras.optimizers.comparable import comparable
 from hvd_ext.tensorflow import ops
@@ -24,22 +20,12 @@ from hvd_ext.tensorflow.gradients.same_start import checksums, refuse
 _applied: weakref.WeakKeyDictionary[Reducer, tf.Variable] = weakref.WeakKeyDictionary()
 
 
-def settings(optimizer: Any, label: str) -> dict[str, Any]:
+def settings(optimizer: Any) -> dict[str, Any]:
     """Give what decides an update of an optimizer of Keras and lives in Python, where no broadcast reaches it.
 
     Returns:
         Plain values by name, which must be equal on all ranks.
-
-    Raises:
-        InvalidError: the optimizer is used inside a distribution strategy, or a loss-scale optimizer that is not
-            wrapped.
     """
-    if tf.distribute.has_strategy():
-        raise InvalidError(
-            f"optimizer {label!r}: it cannot run inside a tf.distribute strategy as well; leave the strategy out and "
-            "start one process per device"
-        )
-    _refuse_loss_scale_around(optimizer, label)
     values: dict[str, Any] = {}
     inner = getattr(optimizer, "inner_optimizer", None)
     for owner, part in (("the optimizer's", optimizer), ("the inner optimizer's", inner)):
@@ -94,23 +80,3 @@ def same_weights(
         return
     due = tf.equal(applied.assign_add(1, read_value=True) % (interval * passes), 0)
     tf.cond(due, compared, lambda: tf.constant(True))
-
-
-def _refuse_loss_scale_around(optimizer: keras.optimizers.Optimizer, label: str) -> None:
-    # compile() wraps the optimizer under a mixed_float16 policy and leaves no mark on it: only the callers know
-    module = keras.optimizers.LossScaleOptimizer.__module__
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        # reading f_locals keeps a frame's locals alive, so only Keras' own frames are looked into
-        if frame.f_globals.get("__name__") == module and _inner(frame.f_locals.get("self")) is optimizer:
-            raise InvalidError(
-                f"optimizer {label!r}: it is inside a LossScaleOptimizer (policy mixed_float16) that decides on each "
-                "rank alone whether a step is taken, so that ranks would wait for ever; wrap the outer one: "
-                "hvd_ext.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)), and give that to "
-                "compile()"
-            )
-        frame = frame.f_back
-
-
-def _inner(caller: Any) -> Any:
-    return getattr(caller, "inner_optimizer", None)

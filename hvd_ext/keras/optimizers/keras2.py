@@ -23,7 +23,7 @@ import tensorflow as tf
 from hvd_ext.errors import InvalidError
 from hvd_ext.keras.optimizers import checks, models
 from hvd_ext.keras.optimizers.keras2_accumulation import Accumulation, Pairs
-from hvd_ext.keras.optimizers.wrapper import Distributed, put_in_front
+from hvd_ext.keras.optimizers.wrapper import Distributed, put_in_front, refuse_around
 from hvd_ext.options import Sum, compatibility
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow import ops
@@ -231,7 +231,12 @@ class Keras2(Distributed):
     def _reduced(self, pairs: Pairs) -> Pairs:
         gradients, variables = zip(*pairs, strict=True)
         reducer = self._hvd_ext.reducer
-        step = reducer.begin(list(gradients), list(variables), lambda: checks.settings(self, reducer.label))
+        step = reducer.begin(
+            list(gradients),
+            list(variables),
+            lambda: checks.settings(self),
+            refuse=lambda: refuse_around(self, reducer.label),
+        )
         return list(zip(step.reduce_all(self._steps), variables, strict=True))
 
     def _marked(self, pairs: Pairs) -> Pairs:

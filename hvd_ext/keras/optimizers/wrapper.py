@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +131,8 @@ class Wrapper(Distributed):
         begun = reducer.begin(
             grads,
             variables,
-            lambda: {**checks.settings(self, reducer.label), "jit_compile": self._hvd_ext.compiles_update},
+            lambda: {**checks.settings(self), "jit_compile": self._hvd_ext.compiles_update},
+            refuse=lambda: refuse_around(self, reducer.label),
             # slices can be neither accumulated nor divided by a loss scale
             dense=scaling or bool(self.gradient_accumulation_steps) or self.loss_scale_factor is not None,
             communicates=scaling or _is_update_step(self),
@@ -233,6 +235,27 @@ def refuse_global_norm(optimizer: Any) -> None:
     """Raise `InvalidError` if an optimizer, or the one inside of it, has a global_clipnorm, which counts local ones."""
     if getattr(getattr(optimizer, "inner_optimizer", optimizer), "global_clipnorm", None) is not None:
         raise InvalidError(compatibility.words("local variables", "global_clipnorm"))
+
+
+def refuse_around(optimizer: Any, label: str) -> None:
+    """Raise `InvalidError` if a step runs inside a distribution strategy, or a loss-scale optimizer that is plain."""
+    if tf.distribute.has_strategy():
+        raise InvalidError(
+            f"optimizer {label!r}: it cannot run inside a tf.distribute strategy as well; leave the strategy out and "
+            "start one process per device"
+        )
+    # compile() wraps the optimizer under a mixed_float16 policy and leaves no mark on it: only the callers know
+    module = keras.optimizers.LossScaleOptimizer.__module__
+    for frame, _ in traceback.walk_stack(None):
+        # reading f_locals keeps a frame's locals alive, so only Keras' own frames are looked into
+        caller = frame.f_locals.get("self") if frame.f_globals.get("__name__") == module else None
+        if getattr(caller, "inner_optimizer", None) is optimizer:
+            raise InvalidError(
+                f"optimizer {label!r}: it is inside a LossScaleOptimizer (policy mixed_float16) that decides on each "
+                "rank alone whether a step is taken, so that ranks would wait for ever; wrap the outer one: "
+                "hvd_ext.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)), and give that to "
+                "compile()"
+            )
 
 
 def only_if(condition: Any, work: Callable[[], None], otherwise: Callable[[], None] = lambda: None) -> None:

@@ -420,6 +420,7 @@ class Reducer:
         communicates: bool = True,
         weights: Sequence[Any] | None = None,
         absent: bool = False,
+        refuse: Callable[[], None] = lambda: None,
     ) -> Step:
         """Begin a step, whose gradients may be reduced later.
 
@@ -431,6 +432,7 @@ class Reducer:
             communicates: False if this eager call only accumulates its gradients; the last agreement then holds.
             weights: the real sources, if `variables` are only their descriptions; tensors among them are not compared.
             absent: take a result that is there already, and give no gradients of this rank; eager only.
+            refuse: raises an error that all ranks raise, whenever the ranks exchange which gradients they have.
 
         Raises:
             InvalidError, MismatchError, NotInitializedError: as `reduce`.
@@ -456,6 +458,7 @@ class Reducer:
             for index in shared:
                 kinds.refuse(self.label, gradients[index], variables[index])
                 self.policy.check(self.label, variables[index])
+            refuse()
 
         def compared() -> dict[str, Any]:
             return {**self.options.described(), **({} if facts is None else facts())}
