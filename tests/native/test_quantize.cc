@@ -18,12 +18,13 @@ struct Quantized {
   bool finite;
 
   Quantized(const Quantization& how, const std::vector<float>& x, const float* y)
-      : scales(static_cast<size_t>(how.Blocks(static_cast<int64_t>(x.size())))),
+      : scales(static_cast<size_t>(how.Blocks(static_cast<int64_t>(x.size()))), 0xffff),
         packed(scales.size() * static_cast<size_t>(how.BlockNbytes())),
         left(x.size()),
         sent(x.size()) {
     const auto n = static_cast<int64_t>(x.size());
     finite = Quantize(how, n, x.data(), y, scales.data(), packed.data(), left.data());
+    for (uint16_t scale : scales) CHECK(IsScale(scale));
     if (finite) AddQuantized(how, scales.data(), packed.data(), 0, n, sent.data());
   }
 };

@@ -40,7 +40,11 @@ HVD_EXT_INLINE bool QuantizeBlock(int32_t block, int32_t count, const float* x, 
     std::memcpy(left, x, static_cast<size_t>(block) * sizeof(float));
   }
   for (int32_t i = 0; i < block; ++i) largest = std::max(largest, BitsOf(left[i]) & 0x7fffffffu);
-  if (largest >= kInfinity) return false;
+  if (largest >= kInfinity) {  // receivers check scales before they look whether the values are finite
+    *scale = 0;
+    std::memset(packed, 0, static_cast<size_t>(block) * kBits / 8);
+    return false;
+  }
   if constexpr (kBits == 1) {
     float lanes[kLanes] = {};
     for (int32_t i = 0; i < block; i += kLanes) {

@@ -27,7 +27,7 @@ struct Quantization {
 
 // Quantises x[i] + y[i]; `y` may be null. `left`, which may be `x`, gets what is not sent. Each block's numbers have
 // BlockNbytes() in `packed`; those behind the last element are of zeros. Returns whether all elements are finite; if
-// not, what is written means nothing.
+// not, the numbers mean nothing, and scales are right ones all the same.
 bool Quantize(const Quantization& how, int64_t elements, const float* x, const float* y, uint16_t* scales,
               unsigned char* packed, float* left);
 
