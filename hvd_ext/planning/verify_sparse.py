@@ -64,6 +64,7 @@ def check_order(rows: Rows, rank: int, name: str) -> None:
     """
     has_own = has_feedback = False
     selected = (0, 0)
+    of_sums: list[tuple[int, int]] = []  # the units of RESELECTs since the last row that made the own vector otherwise
     received: dict[int, set[tuple[int, int]]] = defaultdict(set)
     sorts: dict[int, bool] = {}
     for row in rows.tolist():
@@ -79,11 +80,17 @@ def check_order(rows: Rows, rank: int, name: str) -> None:
                 )
             has_feedback = True
             selected = (begin, begin + count) if opcode == SELECT else selected
-        if opcode == RESELECT and not (selected[0] <= begin and begin + count <= selected[1]):
-            raise PlanError(f"{where}: its residual is that of a SELECT before it, of units {selected}")
+        if opcode == RESELECT:
+            if not (selected[0] <= begin and begin + count <= selected[1]):
+                raise PlanError(f"{where}: its residual is that of a SELECT before it, of units {selected}")
+            if any(first < begin + count and begin < end for first, end in of_sums):
+                raise PlanError(f"{where}: it must not overlap another RESELECT")
+            of_sums.append((begin, begin + count))
+        elif opcode in (SELECT, PACK, TAKE):
+            of_sums = []
         reads_own = opcode in (SEND_SPARSE, MERGE) or (opcode == SCATTER_ADD and peer == rank)
         if reads_own and not has_own:
-            raise PlanError(f"{where}: the rank has no vector of its own before a SELECT, PACK or TAKE")
+            raise PlanError(f"{where}: the rank has no vector of its own before a SELECT, PACK, TAKE or RESELECT")
         if opcode in (MERGE, TAKE) and not received[peer]:
             raise PlanError(f"{where}: no vector of rank {peer} has been received")
         if opcode == SCATTER_ADD and peer != rank and (begin, count) not in received[peer]:

@@ -170,8 +170,12 @@ TEST("api: versions, kernels and the decoder") {
   int64_t row[] = {0, 1, 1, 0, 1};
   CHECK_EQ(hvd_ext_test_decode(row, 1, 1, 0, 2), 0);
   CHECK_EQ(hvd_ext_test_decode(row, 1, 1, 1, 2), Code_(Code::kInvalid));
-  HvdExtConfig config = {-1, 0, 8, 1, 0, ""};
   int64_t engine = 0;
+  int32_t alone = 0;
+  HvdExtConfig config = {60, 0, 8, 1, 0, nullptr};
+  CHECK_EQ(hvd_ext_start_local(&config, &engine), 0);
+  CHECK_EQ(hvd_ext_stop(engine, 0, &alone), 0);
+  config = {-1, 0, 8, 1, 0, ""};
   Fails(hvd_ext_start_local(&config, &engine), Code::kInvalid, "must not be negative");
 }
 

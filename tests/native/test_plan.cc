@@ -6,7 +6,7 @@ namespace hvd_ext::test {
 namespace {
 
 constexpr int64_t kSend = 1, kRecv = 2, kRecvReduce = 3, kSelect = 4, kSendSparse = 5, kRecvSparse = 6, kClear = 7,
-                  kAdd = 8, kPack = 9, kMerge = 10, kTake = 11, kFold = 12;
+                  kAdd = 8, kPack = 9, kMerge = 10, kTake = 11, kFold = 12, kReselect = 13;
 using Rows = std::vector<std::vector<int64_t>>;  // columns: round, opcode, peer, begin, count
 
 // Decodes for a rank of 4 with 8 units.
@@ -134,7 +134,8 @@ TEST("sparse plan: rows decode, and the plan knows what it selects") {
 }
 
 TEST("sparse plan: a local row must be about this rank, a message about another") {
-  for (int64_t opcode : {kSelect, kClear, kPack, kFold}) RefusesSparse({{0, opcode, 2, 0, 8}}, "must be this rank, 1");
+  for (int64_t opcode : {kSelect, kClear, kPack, kFold, kReselect})
+    RefusesSparse({{0, opcode, 2, 0, 8}}, "must be this rank, 1");
   for (int64_t opcode : {kSendSparse, kRecvSparse, kMerge, kTake}) {
     RefusesSparse({{0, opcode, 1, 0, 8}}, "peer 1 must be another rank than this one");
   }
@@ -151,6 +152,21 @@ TEST("sparse plan: a round has either messages or local rows") {
 TEST("sparse plan: merging gives back to the residual, so the own vector lies in it") {
   RefusesSparse({{0, kSelect, 1, 0, 1}, {0, kPack, 1, 0, 4}, {1, kRecvSparse, 0, 0, 1}, {2, kMerge, 0, 0, 1}},
                 "and so must the own vector, [0, 4)");
+}
+
+TEST("sparse plan: what is selected from sums lies in the selected units, in parts that do not overlap") {
+  const Rows two = {{0, kSelect, 1, 0, 8}, {0, kReselect, 1, 0, 2}, {0, kReselect, 1, 4, 2}};
+  const auto then = [&two](const std::vector<int64_t>& row) {
+    Rows rows = two;
+    rows.push_back(row);
+    return rows;
+  };
+  Takes(then({1, kSendSparse, 0, 4, 2}));
+  RefusesSparse(then({0, kReselect, 1, 5, 2}),
+                "row 3: RESELECT of units [5, 7) must not overlap another, of units [4, 6)");
+  RefusesSparse(then({1, kSendSparse, 0, 0, 6}), "must be of units of the own vector, which has [0, 2) and [4, 6)");
+  RefusesSparse({{0, kReselect, 1, 0, 2}}, "must be in the units of a SELECT before it, [0, 0)");
+  RefusesSparse({{0, kSelect, 1, 0, 4}, {0, kReselect, 1, 3, 2}}, "must be in the units of a SELECT before it, [0, 4)");
 }
 
 TEST("sparse plan: error feedback is done once") {

@@ -42,6 +42,9 @@ struct Reader {
   static void Read(const From& from, int64_t, To* to) {
     *to = static_cast<To>(from);
   }
+  static void Read(const char* from, int64_t, std::string* to) {
+    if (from != nullptr) *to = from;
+  }
   static void Read(int32_t dtype, int64_t, std::optional<DType>* to) {
     if (dtype >= 0) *to = static_cast<DType>(dtype);
   }

@@ -105,8 +105,8 @@ Status FindOr(int64_t generation, const Gone& gone, std::shared_ptr<Engine>* eng
 }
 
 Status OfHandle(const char* what, int64_t handle, std::shared_ptr<Engine>* engine) {
-  // No engine has generation 0: the job's engine, which is found for such a handle, refuses it in the same words.
-  return FindOr(handle >> 32, [&] { return OfStopped(what, handle); }, engine);
+  const int64_t generation = handle >> 32;  // 0, which no engine has, would find the job's
+  return FindOr(generation == 0 ? -1 : generation, [&] { return OfStopped(what, handle); }, engine);
 }
 
 }  // namespace

@@ -300,7 +300,10 @@ class Host : public std::enable_shared_from_this<Host> {
   std::deque<std::pair<int, std::string>> controls_;
 };
 
-HostRequest::~HostRequest() { host->Forget(this); }
+HostRequest::~HostRequest() {
+  host->Forget(this);
+  carried.reset();  // the host, which may go with this request, has the transport behind
+}
 
 class HostTransport : public TransportInFront {
  public:

@@ -377,7 +377,10 @@ class Streams : public std::enable_shared_from_this<Streams> {
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank
 };
 
-TcpRequest::~TcpRequest() { streams->Forget(this); }
+TcpRequest::~TcpRequest() {
+  streams->Forget(this);
+  carried.reset();  // the streams, which may go with this request, have the transport behind
+}
 
 class TcpTransport : public TransportInFront {
  public:

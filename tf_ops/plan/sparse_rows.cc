@@ -44,6 +44,12 @@ class Vectors {
         }
         if (!sums_) own_.clear();
         sums_ = true;
+        for (const Span& part : own_) {
+          if (row.begin < part.end && part.begin < row.begin + row.count) {
+            return Invalid(name + ": RESELECT of units " + Units(row) + " must not overlap another, of units " +
+                           part.Words());
+          }
+        }
         own_.push_back({row.begin, row.begin + row.count});
         return Status::Ok();
       case Opcode::SEND_SPARSE:
@@ -88,12 +94,18 @@ class Vectors {
     sums_ = false;
   }
 
+  std::string OwnWords() const {
+    std::string words;
+    for (const Span& part : own_) words += (words.empty() ? "" : " and ") + part.Words();
+    return words.empty() ? "not been made" : words;
+  }
+
   Status CheckOwn(const Row& row, const std::string& name) const {
     if (std::any_of(own_.begin(), own_.end(), [&row](const Span& part) { return part.Holds(row); }))
       return Status::Ok();
     return Invalid(name + ": " + NameOf(row.opcode) + " of units " + Units(row) +
-                   " must be of units of the own vector, which has " +
-                   (own_.empty() ? "not been made" : own_.back().Words()) + "; SELECT, PACK or TAKE them first");
+                   " must be of units of the own vector, which has " + OwnWords() +
+                   "; SELECT, PACK, TAKE or RESELECT them first");
   }
 
   Status CheckCame(const Row& row, const std::string& name) const {

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import hvd_ext as hvd
 from hvd_ext.compression import from_text
 from hvd_ext.compression.density import Schedule
-from hvd_ext.errors import InvalidError
-from hvd_ext.planning import planner
+from hvd_ext.errors import InvalidError, PlanError
+from hvd_ext.planning import ir, planner
 from hvd_ext.planning.layout import layout
 from hvd_ext.planning.schedules import hitopk
 from hvd_ext.planning.sparse_planner import needs, sparse_plan
 from hvd_ext.planning.tensors import Tensor
+from hvd_ext.planning.verify_sparse import check_order
 from hvd_ext.topology import presets
 from hvd_ext.topology.tree import Link, Tree
 
@@ -64,3 +66,17 @@ def test_a_plan_that_sends_sums_is_proven_and_chosen_from_three_hosts_on(hosts: 
 
 def test_two_hosts_send_their_own_sums_only() -> None:
     assert not needs(sparse_plan(cluster(3, 2), "hitopk", 1 << 24, 0.25, rows=hvd.Quantized.rows).plan)
+
+
+@pytest.mark.parametrize(
+    ("units", "words"),
+    [((4, 8), "its residual is that of a SELECT before it"), ((1, 2), "it must not overlap another RESELECT")],
+)
+def test_a_selection_from_sums_lies_in_the_selected_units_and_overlaps_no_other(
+    units: tuple[int, int], words: str
+) -> None:
+    begin, end = units
+    rows = np.array([[0, ir.SELECT, 0, 0, 6], [0, ir.RESELECT, 0, 0, 2], [0, ir.RESELECT, 0, begin, end - begin]])
+    with pytest.raises(PlanError, match=words):
+        check_order(rows, 0, "plan")
+    check_order(rows[:2], 0, "plan")
