@@ -288,7 +288,7 @@ def test_the_command_measures_a_part_in_a_process_and_keeps_every_sample(tmp_pat
     assert "scale 0.03125" in kept["runs"][0]["notes"][0]
 
 
-CLASSES = [f"shape{one}_texture{one}_colour{one}" for one in range(4)]
+CLASSES = [f"shape{number}_texture{number}_colour{number}" for number in range(4)]
 
 
 @pytest.fixture(scope="module")

@@ -201,11 +201,11 @@ def test_the_study_trains_with_horovod_what_the_example_trains(
     horovod = ways.Run(next(way for way in ways.WAYS if way.name == "horovod"), "seed")
     said: list[str] = []
     assert recipe.train([horovod], tmp_path, pictures, pictures, lambda run, line: said.append(line)) == []
-    found = recipe.rows(tmp_path, horovod)
-    assert [(row["pixels"], row["batch"], row["compression"]) for row in found] == [
+    rows = recipe.rows(tmp_path, horovod)
+    assert [(row["pixels"], row["batch"], row["compression"]) for row in rows] == [
         (16, 24, "dense"),
         (32, 12, "dense"),
     ]
-    assert all(0 <= row["top1"] <= row["top5"] <= 1 for row in found)
-    assert sum(line.startswith("epoch ") for line in said) == len(found)
+    assert all(0 <= row["top1"] <= row["top5"] <= 1 for row in rows)
+    assert sum(line.startswith("epoch ") for line in said) == len(rows)
     assert recipe.train([horovod], tmp_path, pictures, pictures, lambda run, line: pytest.fail("it is done")) == []

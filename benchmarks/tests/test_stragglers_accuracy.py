@@ -130,14 +130,14 @@ def arrived(case: int, ranks: int = 4, rounds: int = 60) -> np.ndarray:
 def expected(table: np.ndarray, lost: bool) -> list[np.ndarray]:
     """The sums of each round, rank by rank, as one would do it by hand."""
     sums = []
-    given = [0] * table.shape[1]
+    summed_steps = [0] * table.shape[1]
     for number, row in enumerate(table.tolist(), 1):
         total = np.zeros(2)
         for rank, newest in enumerate(row):
-            while given[rank] < newest:
-                given[rank] += 1
-                if not lost or given[rank] >= number:
-                    total += gradient(rank, given[rank])
+            while summed_steps[rank] < newest:
+                summed_steps[rank] += 1
+                if not lost or summed_steps[rank] >= number:
+                    total += gradient(rank, summed_steps[rank])
         sums.append(total)
     return sums
 
@@ -148,8 +148,8 @@ def test_results_are_the_sums_of_what_was_included(case: int, lost: bool) -> Non
     table = arrived(case)
     for divisor in (1, 4):
         results = replay.results(table, gradient, divisor=divisor, lost=lost)
-        found = np.array([np.zeros(2) if result is None else result for result in results])
-        np.testing.assert_array_equal(found * divisor, expected(table, lost))
+        averages = np.array([np.zeros(2) if result is None else result for result in results])
+        np.testing.assert_array_equal(averages * divisor, expected(table, lost))
 
 
 @pytest.mark.parametrize("case", range(12))
@@ -158,10 +158,10 @@ def test_gradients_are_contributions_and_what_is_held(case: int) -> None:
     rounds, ranks = table.shape
     still_held = replay.held(table, [rounds] * ranks)
     contributed = replay.total(list(replay.results(table, gradient)))
-    held = replay.total([gradient(*one) for one in still_held])
+    held_sum = replay.total([gradient(rank, step) for rank, step in still_held])
     total = sum(gradient(rank, step) for rank in range(ranks) for step in range(1, rounds + 1))
     assert contributed is not None
-    np.testing.assert_array_equal(contributed + (0 if held is None else held), total)
+    np.testing.assert_array_equal(contributed + (0 if held_sum is None else held_sum), total)
     counts = staleness(table)
     assert counts.sum() == rounds * ranks - len(still_held)
     assert active(table).sum() == counts[0]
@@ -179,7 +179,7 @@ def test_late_gradients_are_lost_where_results_are_overwritten() -> None:
 
 def test_a_round_without_a_gradient_has_no_result() -> None:
     table = np.array([[1, 0], [1, 0], [3, 3]])
-    assert [one is None for one in replay.results(table, gradient)] == [False, True, False]
+    assert [result is None for result in replay.results(table, gradient)] == [False, True, False]
     nothing = list(replay.results(table, lambda rank, step: None))
     assert nothing == [None, None, None]
     assert replay.held(table, [3, 4]) == [(1, 4)]

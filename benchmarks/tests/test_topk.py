@@ -321,13 +321,13 @@ def test_the_command_writes_its_file_and_fails_where_an_answer_is_wrong(
 
 
 def test_the_worst_input_counts_for_a_target() -> None:
-    worse = [{**one, "x_yardstick": 1.3} for one in rows_of(input="laplace")[:1]]
-    found = {target["item"]: target for target in verdicts([*rows_of(), *worse])}
-    assert (found["x one read pass"]["input"], found["x one read pass"]["met"]) == ("laplace", False)
-    assert found["x one read pass"]["verdict"] == "missed by 13.0%"
-    assert found["x the bare add, error feedback"]["verdict"] == "missed by 4.3%"
-    assert found["times as fast as Algorithm 1 as printed"]["verdict"] == "met"
-    assert found["times as fast as np.argpartition"]["verdict"] == "missed by 33.3%"
+    slower = [{**row, "x_yardstick": 1.3} for row in rows_of(input="laplace")[:1]]
+    verdict_of = {target["item"]: target for target in verdicts([*rows_of(), *slower])}
+    assert (verdict_of["x one read pass"]["input"], verdict_of["x one read pass"]["met"]) == ("laplace", False)
+    assert verdict_of["x one read pass"]["verdict"] == "missed by 13.0%"
+    assert verdict_of["x the bare add, error feedback"]["verdict"] == "missed by 4.3%"
+    assert verdict_of["times as fast as Algorithm 1 as printed"]["verdict"] == "met"
+    assert verdict_of["times as fast as np.argpartition"]["verdict"] == "missed by 33.3%"
 
 
 def test_a_target_is_about_its_lengths_threads_and_inputs() -> None:

@@ -6,12 +6,10 @@ import abc
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeGuard
+from typing import Any, ClassVar, Literal, Self, TypeGuard, cast
 
+from hvd_ext.compression.density import Schedule
 from hvd_ext.errors import InvalidError
-
-if TYPE_CHECKING:
-    from hvd_ext.compression.density import Schedule
 
 Where = Literal["everywhere", "needed"]
 
@@ -133,6 +131,27 @@ class Codec(abc.ABC):
             raise InvalidError(f"{name}, height ({self.height!r}): must be a whole number from 1, or None")
         if self.clip is not None and (not is_number(self.clip) or not self.clip > 0):
             raise InvalidError(f"{name}, clip ({self.clip!r}): must be a number above 0, or None")
+
+
+class DenseFirst(Codec):
+    """A codec that sends the same share of the bytes in all steps but the first ones, which may be dense."""
+
+    entry_nbytes: ClassVar[float] = 4.0  # an entry is one of float32: the density is that of the bytes
+
+    dense_steps: int  # the number of first update steps that send whole gradients
+
+    @property
+    def schedule(self) -> Schedule:
+        """Dense steps first, and then those of the codec's density."""
+        density = cast(float, self.density)
+        return Schedule((0, self.dense_steps), (1.0, density)) if self.dense_steps else Schedule((0,), (density,))
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.dense_steps) or self.dense_steps < 0:
+            raise InvalidError(
+                f"{type(self).__name__}, dense_steps ({self.dense_steps!r}): must be a whole number of steps from 0"
+            )
+        self._check_common()
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
-from hvd_ext.compression.codec import Codec, is_whole
-from hvd_ext.compression.density import Schedule
+from hvd_ext.compression.codec import DenseFirst, is_whole
 from hvd_ext.errors import InvalidError
 
 Bits = Literal[8, 4, 1]
@@ -15,7 +14,7 @@ _SCALE_BITS = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Quantized(Codec):
+class Quantized(DenseFirst):
     """Send gradients between hosts as numbers of few bits; what rounding takes enters later steps.
 
     Pass it to `hvd_ext.DistributedOptimizer` or a tape as `compression`. Inside a host whole gradients are added up.
@@ -45,7 +44,6 @@ class Quantized(Codec):
 
     name: ClassVar[str] = "quantized"
     rows: ClassVar[frozenset[str]] = frozenset({"RESELECT"})
-    entry_nbytes: ClassVar[float] = 4.0
 
     bits: Bits = 8
     block: int = 256
@@ -60,25 +58,12 @@ class Quantized(Codec):
             raise InvalidError(f"Quantized, bits ({self.bits!r}): must be 8, 4 or 1")
         if not is_whole(self.block) or not 0 < self.block <= MOST_BLOCK or self.block % 64:
             raise InvalidError(f"Quantized, block ({self.block!r}): must be a multiple of 64 from 64 to {MOST_BLOCK}")
-        if not is_whole(self.dense_steps) or self.dense_steps < 0:
-            raise InvalidError(f"Quantized, dense_steps ({self.dense_steps!r}): must be a whole number of steps from 0")
-        self._check_common()
+        super().__post_init__()
 
     @property
     def density(self) -> float:  # type: ignore[override]
         """The share of float32's bytes that are sent."""
         return (self.bits + _SCALE_BITS / self.block) / 32
-
-    @property
-    def schedule(self) -> Schedule:
-        """Dense steps first, and then quantised ones."""
-        if not self.dense_steps:
-            return Schedule((0,), (self.density,))
-        return Schedule((0, self.dense_steps), (1.0, self.density))
-
-    def selection(self) -> dict[str, Any]:
-        """Return the bits and the block."""
-        return {"bits": self.bits, "block": self.block}
 
 
 CODEC = Quantized

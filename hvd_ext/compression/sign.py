@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from hvd_ext.compression.codec import Codec, is_whole
-from hvd_ext.compression.density import Schedule
-from hvd_ext.errors import InvalidError
+from hvd_ext.compression.codec import DenseFirst
 
 BITS = 1 / 32  # the share of float32's bytes that signs have: the density of a step that sends them
 
 
 @dataclasses.dataclass(frozen=True)
-class Sign(Codec):
+class Sign(DenseFirst):
     """Send only the signs of the gradients between hosts, with one scale a bucket; the rest enters later steps.
 
     Pass it to `hvd_ext.DistributedOptimizer` or a tape as `compression`. Inside a host whole gradients are added up.
@@ -37,23 +35,12 @@ class Sign(Codec):
 
     name: ClassVar[str] = "sign"
     density: ClassVar[float] = BITS
-    entry_nbytes: ClassVar[float] = 4.0
 
     dense_steps: int = 0
     height: int | None = 1
     min_elements: int = 4096
     vectors: bool = False
     clip: float | None = None
-
-    def __post_init__(self) -> None:
-        if not is_whole(self.dense_steps) or self.dense_steps < 0:
-            raise InvalidError(f"Sign, dense_steps ({self.dense_steps!r}): must be a whole number of steps from 0")
-        self._check_common()
-
-    @property
-    def schedule(self) -> Schedule:
-        """Dense steps first, and then signs."""
-        return Schedule((0, self.dense_steps), (1.0, BITS)) if self.dense_steps else Schedule((0,), (BITS,))
 
 
 CODEC = Sign

@@ -23,7 +23,6 @@ _ROUNDS = {
     "fold": 1,
     "scatter": 1,
     "sparse_allreduce": 2,
-    "sparse_allreduce by two_shot": 4,
     "sparse_all_gather": 3,
     "sparse_merge": 2,
 }
@@ -44,7 +43,7 @@ def rounds_of_sparse_call(call: Call) -> int:
     """The number of rounds of one call of a sparse plan; messages and local rows are in separate rounds."""
     if call.kind == "sparse_broadcast":
         return 2 * (len(call.ranks) - 1).bit_length()
-    return _ROUNDS["sparse_allreduce by two_shot" if call.method == "two_shot" else call.kind]
+    return 4 if call.method == "two_shot" else _ROUNDS[call.kind]
 
 
 def sparse_rows(calls: Sequence[Call], rank: int) -> Rows:

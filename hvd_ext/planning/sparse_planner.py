@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import ir, registry
 from hvd_ext.planning.cost import Simulation, Sparsity, bottleneck, load_of, simulate
@@ -23,8 +24,6 @@ from hvd_ext.topology.tree import Tree
 LEAST_DENSITY = 1e-6
 # The break-even is exact up to this factor, because densities are rough numbers.
 _PRECISION = 1.01
-# The rows of plans that `hvd_ext.TopK` takes.
-TOPK_ROWS = frozenset({"PACK", "TAKE", "MERGE"})
 # This size stands for all smaller buffers, whose price is only latency.
 LEAST_NBYTES = 4096
 
@@ -37,7 +36,7 @@ def sparse_plan(
     entry_nbytes: float = ENTRY_NBYTES,
     *,
     select_s_per_element: float | None = None,
-    rows: frozenset[str] = TOPK_ROWS,
+    rows: frozenset[str] = TopK.rows,
     height: int | None = 1,
 ) -> Choice:
     """Chooses the plans of an allreduce that sends selected elements.
@@ -75,7 +74,7 @@ def sparsity_on(
     entry_nbytes: float = ENTRY_NBYTES,
     select_s_per_element: float | None = None,
     *,
-    rows: frozenset[str] = TOPK_ROWS,
+    rows: frozenset[str] = TopK.rows,
 ) -> Sparsity:
     """The sparsity of a step on a cluster.
 

@@ -70,7 +70,7 @@ def a_host_is_cut_off_in_training(folder: Path) -> None:
     start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
     model.fit(x, x[:, :1], batch_size=32, epochs=1000, verbose=0, callbacks=[start, told])
     """
-    # they must not be planning anew when they are cut off
+    # the cut must not come while they plan their buckets again
     limits = {"HVD_EXT_STALL_WARN_S": "5", "HVD_EXT_STALL_FATAL_S": "20", "HVD_EXT_REPLAN_EVERY": "0"}
     with running(folder, Spec((2, 1), rate="100mbit"), fit, **limits) as job:
         job.wait_for_steps(3)

@@ -227,7 +227,7 @@ void MessagesOfOtherRunsAreRefused(Transport* transport) {
     }
   }
   transport->NameBy(nullptr);
-  Meet(transport);  // a send that is dropped before its receive has come is withdrawn
+  Meet(transport);  // a send that is dropped before its receive is posted is withdrawn
 }
 
 // A message shorter than expected is reported as a bug, with its peer and both lengths.

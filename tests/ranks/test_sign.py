@@ -13,7 +13,6 @@ from tests.ranks.compare import assert_equal
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.topk_jobs import Beside, apply, gradients, hosts_of, variables
 from tests.ranks.topk_model import SignModel
-from tests.ranks.training import values
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("apart")]
 
@@ -31,11 +30,7 @@ def test_steps_are_those_of_the_model_and_what_is_not_sent_enters_later_steps() 
     assert hvd.size() == 1 or tried.expected.waiting() != 0
     hvd.flush(tried.optimizer)
     tried.train(4, 5)
-    assert tried.expected.waiting() == 0
-    # all that was given has been applied, but for the rounding of the scales
-    applied = -sum(weight.astype(np.float64).sum() for weight in values(tried.weights)) * hvd.size()
-    given = sum(total.astype(np.float64).sum() for total in tried.expected.sums)
-    assert applied == pytest.approx(given, abs=1e-3)
+    tried.assert_all_is_applied()
 
 
 def test_the_first_steps_may_be_dense() -> None:
@@ -49,12 +44,7 @@ def test_the_first_steps_may_be_dense() -> None:
 def test_a_gradient_that_is_not_finite_skips_the_step_on_all_ranks() -> None:
     tried = beside()
     tried.train(0, 2)
-    before = values(tried.weights)
-    bad = gradients(hvd.rank(), 9)
-    if hvd.rank() == hvd.size() - 1:
-        bad[0][2, 3] = np.nan
-    apply(tried.optimizer, bad, tried.weights)
-    assert_equal(tried.weights, before)
+    tried.assert_a_nan_skips_a_step()
     tried.train(2, 4)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
@@ -18,7 +19,7 @@ from hvd_ext.keras.optimizers.optimizer import channels
 from hvd_ext.options import from_environment
 from tests.ranks.compare import assert_equal
 from tests.ranks.topk_model import Model
-from tests.ranks.training import assert_same_bits_on_all_ranks
+from tests.ranks.training import assert_same_bits_on_all_ranks, values
 
 SHAPES = ((6, 7), (7,), (5, 9))
 # of a TopK whose sums are exact, and which selects from small tensors
@@ -149,6 +150,7 @@ class Beside:
         density: of each step.
         kind: of the model.
         model: more of the model; with SGD's options.
+        hosts: the number of ranks of each; None: those of `hosts_of`.
         **sgd: of SGD.
     """
 
@@ -158,8 +160,10 @@ class Beside:
         density: Callable[[int], float] = lambda step: 0.125,
         kind: type[Model] = Model,
         model: dict[str, Any] | None = None,
+        hosts: Sequence[int] | None = None,
         **sgd: Any,
     ) -> None:
+        self.hosts = hosts_of(hvd.size()) if hosts is None else hosts
         self.weights, self.density, self.expected = variables(), density, None
         self.optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, **sgd), compression=codec, check_every=2)
         self.kind, self.model = kind, {**(model or {}), **sgd}
@@ -169,10 +173,25 @@ class Beside:
         for step in range(first, end):
             every = [gradients(rank, step) for rank in range(hvd.size())]
             apply(self.optimizer, every[hvd.rank()], self.weights)
-            self.expected = self.expected or Expected(self.optimizer, hosts_of(hvd.size()), self.kind, **self.model)
+            self.expected = self.expected or Expected(self.optimizer, self.hosts, self.kind, **self.model)
             self.expected.step(every, self.density(step))
             assert_equal(self.weights, self.expected.weights)
         assert_same_bits_on_all_ranks(self.weights)
+
+    def assert_all_is_applied(self) -> None:
+        """All that was given has been applied, but for the rounding of scales and sums."""
+        assert self.expected.waiting() == 0
+        applied = -sum(weight.astype(np.float64).sum() for weight in values(self.weights)) * hvd.size()
+        given = sum(total.astype(np.float64).sum() for total in self.expected.sums)
+        assert applied == pytest.approx(given, abs=1e-3)
+
+    def assert_a_nan_skips_a_step(self) -> None:
+        """A NaN in the last rank's gradients changes no rank's weights."""
+        before, bad = values(self.weights), gradients(hvd.rank(), 9)
+        if hvd.rank() == hvd.size() - 1:
+            bad[0][2, 3] = np.nan
+        apply(self.optimizer, bad, self.weights)
+        assert_equal(self.weights, before)
 
 
 def apply(optimizer: keras.optimizers.Optimizer, own: Sequence[np.ndarray], to: Sequence[keras.Variable]) -> None:

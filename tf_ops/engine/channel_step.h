@@ -14,7 +14,7 @@
 
 namespace hvd_ext {
 
-// A collect that has come to its end: call `deliver(status, data, memory)`, then let go of `memory`.
+// A collect that is complete: call `deliver(status, data, memory)`, then let go of `memory`.
 struct Delivery {
   Deliver deliver;
   Status status;

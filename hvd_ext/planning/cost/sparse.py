@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import PlanError
 from hvd_ext.planning.ir import (
     BEGIN,
@@ -51,7 +52,7 @@ class Sparsity:
     entry_nbytes: float = ENTRY_NBYTES
     select_s_per_element: float = SELECT_S_PER_ELEMENT
     add_s_per_entry: float = ADD_S_PER_ENTRY
-    rows: frozenset[str] = frozenset({"PACK", "TAKE", "MERGE"})
+    rows: frozenset[str] = TopK.rows
 
     def __post_init__(self) -> None:
         if not 0 < self.density <= 1:

@@ -88,8 +88,10 @@ def all_to_all_units(level: Level, ways: _Ints, size: int, sparsity: Sparsity, v
             below = np.bincount(ports[there], minlength=size)
             sent = np.bincount(ports[there], units[there], size)
             out, back = sent * (members - below), below * np.where(below > 0, units.sum() - sent, 0.0)
-            loads[:, 0] += out + back if two_shot else out  # first each sends the others their pieces
-            loads[:, 1] += back + out if two_shot else back
+            if two_shot:  # before, each has sent the others their pieces, which is the same the other way round
+                out = back = out + back
+            loads[:, 0] += out
+            loads[:, 1] += back
     return loads.reshape(-1)
 
 

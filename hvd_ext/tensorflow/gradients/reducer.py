@@ -165,7 +165,7 @@ class GradientSet:
         return {} if newest is None or not self.channels[-1].is_open else newest.save()
 
     def load_layout(self, own: Arrays) -> None:
-        """Go on with what `save_layout` returned, after the first channel was opened; all ranks call it alike."""
+        """Restore what `save_layout` returned, after the first channel was opened; all ranks call it alike."""
         newest = self.replannings.get(self.channels[-1])
         if newest is not None:
             newest.load(own)
@@ -244,7 +244,7 @@ class GradientSet:
         return channel
 
     def _replan(self, channel: Channel) -> None:
-        """Plan the buckets of a new channel again at some steps; the channel goes on counting the steps of the last."""
+        """Plan the buckets of a new channel again at some steps; they are counted from those of the channel before."""
         before = None if len(self.channels) == 1 else self.replannings.get(self.channels[-2])
         self.replannings[channel] = Replanning(
             channel,

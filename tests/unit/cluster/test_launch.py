@@ -219,7 +219,7 @@ def test_a_rank_with_another_environment_is_still_there(tmp_path: Path, monkeypa
         time.sleep(0.3)
         assert not watch.without_ranks()
         rank.kill()
-        until(watch.without_ranks)  # though nobody has read its status yet
+        until(watch.without_ranks)  # although its status has not been read yet
     finally:
         rank.kill()
         rank.wait()

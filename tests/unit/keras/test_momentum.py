@@ -35,7 +35,7 @@ def test_by_default_it_is_taken_over_where_there_is_one() -> None:
     assert (momentum_of(LARS(), DEFAULT) is not None) == (LARS in BY_DEFAULT)
     sgd.build([variable])
     sgd.apply([np.ones(2, np.float32)], [variable])
-    assert momentum_of(sgd, DEFAULT) is None  # its own goes on
+    assert momentum_of(sgd, DEFAULT) is None  # its own momentum stays
 
 
 def test_it_is_that_of_lars_and_the_momentum_is_asked_for_in_each_step() -> None:

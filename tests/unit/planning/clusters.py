@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
+from hvd_ext.compression.topk import TopK
 from hvd_ext.planning import registry
 from hvd_ext.planning.model import LogicalPlan
-from hvd_ext.planning.sparse_planner import TOPK_ROWS, needs
+from hvd_ext.planning.sparse_planner import needs
 from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Node, Tree, from_hosts, leaf
 
 
@@ -88,4 +89,4 @@ def sparse_plans(tree: Tree) -> list[LogicalPlan]:
 
 def topk_plans(name: str, tree: Tree) -> list[LogicalPlan]:
     """The variants of a sparse schedule that top-k takes; the others select again from sums (`hvd_ext.Quantized`)."""
-    return [plan for plan in registry.sparse(name).variants(tree) if needs(plan) <= TOPK_ROWS]
+    return [plan for plan in registry.sparse(name).variants(tree) if needs(plan) <= TopK.rows]
