@@ -3,13 +3,19 @@
 # The convergence study is apart, because it takes hours: see the head of benchmarks/convergence.yaml.
 #     benchmarks/measure.sh [FOLDER]        results go to FOLDER, benchmarks/results by default
 #     PARTS="nine racks" benchmarks/measure.sh
+# It may be stopped at any time: the next call goes on with the part that was under way.
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results}
 parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_small training_nine training_deep schedule schedule_bert prices replan skew stragglers stragglers_accuracy stragglers_lstm data cached_pictures lars breakdown recipe topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
 dense=ring,torus2d,blueconnect,flexreduce,two_level,halving_doubling,tree
 sums=hitopk@0.001:fp16,hitopk@0.01:fp16,gtopk@0.01:fp16,naive_allgather@0.01:fp16,flexreduce:fp16,horovod:fp16 # drawn
-mkdir -p "$folder"
+mkdir -p "$folder" out
+measured=out/measured_parts # those of a call that was stopped
+if [ -n "${PARTS:-}" ]; then # what is named is measured in any case
+    measured=out/measured_parts_named
+    rm -f $measured
+fi
 
 hvd_ext() { python -m hvd_ext "$@"; }
 studies() { python -m benchmarks.studies "$@"; }
@@ -20,6 +26,7 @@ rehearsed() { # HOSTS OPTIONS... -- COMMAND ARGUMENTS...
 }
 
 for part in $parts; do
+    if grep -qx "$part" $measured 2>/dev/null; then continue; fi
     file=$folder/allreduce_$part.json
     case $part in
     one_host)
@@ -228,8 +235,10 @@ for part in $parts; do
         cp out/demo/demo.json out/demo/demo.png "$folder"
         ;;
     *)
-        echo "measure.sh: part ($part): must be one of those of PARTS in line 9 of this file" >&2
+        echo "measure.sh: part ($part): must be one of those at the head of this file" >&2
         exit 2
         ;;
     esac
+    echo "$part" >>$measured
 done
+rm -f $measured

@@ -26,6 +26,7 @@ _INDEPENDENT = (
     "HvdExt>EndStep",
     "HvdExt>Submit",
     "HvdExt>Collect",
+    "HvdExt>ReduceStep",
     "HvdExt>Allreduce",
     "HvdExt>Allgather",
     "HvdExt>Broadcast",
@@ -89,7 +90,7 @@ def library() -> Any:
             f"{native.REBUILD_HINT}"
         ) from None
     _keep_independent()
-    _register_gradient()
+    _register_gradients()
     return _OnHost(module, anywhere=("hvd_ext_together",))
 
 
@@ -136,6 +137,11 @@ def collect(
     """Get reduced gradients back from the engine; see the op's text in tf_ops/ops/gradient.cc."""
     count, kind = len(tensors), tf.as_dtype(dtype)
     return list(library().hvd_ext_collect(tickets, N=count, T=kind, shapes=shapes, channel=channel, tensors=tensors))
+
+
+def reduce_step(gradients: Sequence[tf.Tensor], channel: int, tensors: Sequence[int]) -> list[tf.Tensor]:
+    """Reduce gradients in a step of their own; see the op's text in tf_ops/ops/gradient.cc."""
+    return list(library().hvd_ext_reduce_step(gradients, channel=channel, tensors=tensors))
 
 
 def together(
@@ -247,11 +253,12 @@ def _memory(graph: Any) -> dict[Any, Any]:
     return memory
 
 
-def _register_gradient() -> None:
+def _register_gradients() -> None:
     def back(_operation: tf.Operation, *upstream: tf.Tensor) -> Sequence[tf.Tensor]:
         return upstream
 
     tf.RegisterGradient("HvdExt>Together")(back)
+    tf.no_gradient("HvdExt>ReduceStep")
 
 
 def _keep_independent() -> None:

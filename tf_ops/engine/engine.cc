@@ -467,9 +467,9 @@ void Engine::CallerProgress::Copied(int64_t nbytes) {
 
 // The lock is given up here and not by the destructor: a caller that waits on, because the engine stops, must not keep
 // it from the thread that ends what it waits for.
-void Engine::CallerProgress::Until(const std::atomic<bool>& ended) {
+void Engine::CallerProgress::Until(const std::atomic<bool>& ended, double most_s) {
   if (!std::exchange(has_lock_, false)) return;
-  state_->loop.Until(ended);
+  state_->loop.Until(ended, most_s);
   state_->loop.EndCaller();
 }
 

@@ -22,6 +22,7 @@
 
 #include "base/mutex.h"
 #include "base/status.h"
+#include "engine/interrupt.h"
 #include "engine/spec.h"
 #include "engine/trace.h"
 #include "engine/transport.h"
@@ -265,8 +266,8 @@ class Engine::CallerProgress {
   // The caller has copied so many bytes. Every now and then a pass is made: no other thread can.
   void Copied(int64_t nbytes) HVD_EXT_UNCHECKED;
   // Makes passes until `ended`, which a callback sets, then gives the lock back. Returns at once or early where it
-  // cannot make progress, or where the wait is long: the caller then waits, and looks for signals.
-  void Until(const std::atomic<bool>& ended) HVD_EXT_UNCHECKED;
+  // cannot make progress, or where the wait takes more than `most_s`: the caller then waits, and looks for signals.
+  void Until(const std::atomic<bool>& ended, double most_s = kLookForSignals_s) HVD_EXT_UNCHECKED;
 
  private:
   const std::shared_ptr<State> state_;

@@ -107,11 +107,11 @@ void ProgressLoop::Once() {
   if (!inbox_->stopping()) Pass(true);
 }
 
-void ProgressLoop::Until(const std::atomic<bool>& ended) {
+void ProgressLoop::Until(const std::atomic<bool>& ended, double most_s) {
   const double spin_s = core_->transport->Rings() ? kCallerSpin_s : kSpin_s;
-  const double until_s = NowSeconds() + kLookForSignals_s;
+  const double until_s = NowSeconds() + most_s;
   while (!ended && !inbox_->stopping() && core_->now_s < until_s) {
-    double pause_s = Pause(Pass(true), spin_s);
+    double pause_s = std::min(Pause(Pass(true), spin_s), until_s - core_->now_s);
     if (!ended) Sleep(looked_at_, pause_s, Doorbell::kCaller);
   }
 }

@@ -46,11 +46,11 @@ class ProgressLoop {
   bool IsMine() const { return lock_.IsMine(); }
 
   // A caller's progress. Begin: false where another thread makes progress already, or in a callback. After it Once
-  // makes a pass, Until makes passes until `ended`, which a callback sets, the engine stops, or the caller has to look
-  // for signals (kLookForSignals_s); then End.
+  // makes a pass, Until makes passes until `ended`, which a callback sets, the engine stops, or `most_s` have passed;
+  // then End.
   bool BeginCaller() HVD_EXT_TRY_ACQUIRE(true, progress_role);
   void Once() HVD_EXT_REQUIRES(progress_role);
-  void Until(const std::atomic<bool>& ended) HVD_EXT_REQUIRES(progress_role);
+  void Until(const std::atomic<bool>& ended, double most_s) HVD_EXT_REQUIRES(progress_role);
   void EndCaller() HVD_EXT_RELEASE(progress_role);
 
   // See Engine::Stop and Engine::quiet.

@@ -317,9 +317,7 @@ class BarrierOp : public tensorflow::AsyncOpKernel {
           *memory = nullptr;
           return Status::Ok();
         },
-        [pending](const Status& status) {
-          pending->End([&](OpKernelContext* c) { c->SetStatus(ToTensorFlow(status)); });
-        });
+        [pending](const Status& status) { pending->End(status); });
     pending->WaitIfEager();
   }
 

@@ -134,6 +134,24 @@ channel: the channel's handle.
 tensors: for each gradient its index in the channel.
 )doc");
 
+REGISTER_OP("HvdExt>ReduceStep")
+    .Input("gradients: N * T")
+    .Output("reduced: N * T")
+    .Attr("N: int >= 1")
+    .Attr("T: {float, double, half, bfloat16, int32, int64}")
+    .Attr("channel: int")
+    .Attr("tensors: list(int) >= 1")
+    .SetIsStateful()
+    .SetShapeFn(SameShapes)
+    .Doc(R"doc(
+A whole step: BeginStep, Submit and Collect in one op, for gradients that travel together anyway.
+
+gradients: this rank's values, all of the channel's.
+reduced: the sums or averages over the ranks.
+channel: the channel's handle; its steps have no density.
+tensors: for each gradient its index in the channel.
+)doc");
+
 REGISTER_OP("HvdExt>Together")
     .Input("inputs: T")
     .Output("outputs: T")
@@ -151,22 +169,22 @@ absl::Status ScalarInput(OpKernelContext* context, const char* name) {
   return ToTensorFlow(Invalid(std::string(name) + " must be a scalar, its shape is " + shape.DebugString()));
 }
 
-// Begins a step by `begin`. What is called before a step waits for other ranks, whose graphs may begin the steps of two
-// channels in another order, on one thread; so it gets a thread of its own.
+// Does the work that begins a step. What is called before a step waits for other ranks, whose graphs may begin the
+// steps of two channels in another order, on one thread; so it gets a thread of its own.
+void RunBegin(Engine* engine, int64_t channel, std::function<void()> work) {
+  if (engine->HasCallBeforeStep(channel)) {
+    std::thread(std::move(work)).detach();
+  } else {
+    work();
+  }
+}
+
 void Begin(OpKernelContext* context, tensorflow::AsyncOpKernel::DoneCallback done, int64_t channel,
            const std::function<Status(Engine*)>& begin) {
   std::shared_ptr<Engine> engine;
   OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(Engine::OfChannel(channel, &engine)), done);
-  if (!engine->HasCallBeforeStep(channel)) {
-    OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(begin(engine.get())), done);
-    done();
-    return;
-  }
   auto pending = Pending::Begin(context, std::move(done));
-  std::thread([=] {
-    const Status status = begin(engine.get());
-    pending->End([&](OpKernelContext* c) { c->SetStatus(ToTensorFlow(status)); });
-  }).detach();
+  RunBegin(engine.get(), channel, [engine, pending, begin] { pending->End(begin(engine.get())); });
   pending->WaitIfEager();
 }
 
@@ -224,6 +242,22 @@ class EndStepOp : public ChannelOp<OpKernel> {
   }
 };
 
+std::vector<Tensor> InputsOf(OpKernelContext* context) {
+  std::vector<Tensor> inputs;
+  for (int i = 0; i < context->num_inputs(); ++i) inputs.push_back(context->input(i));
+  return inputs;
+}
+
+Status SubmitAll(Engine* engine, int64_t channel, const std::vector<int64_t>& tensors,
+                 const std::vector<Tensor>& gradients, int64_t* ticket, Engine::CallerProgress* progress = nullptr) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto bytes = gradients[i].tensor_data();
+    HVD_EXT_RETURN_IF_ERROR(
+        engine->Submit(channel, tensors[i], bytes.data(), static_cast<int64_t>(bytes.size()), ticket, progress));
+  }
+  return Status::Ok();
+}
+
 class SubmitOp : public ChannelOp<OpKernel> {
  public:
   explicit SubmitOp(OpKernelConstruction* construction) : ChannelOp(construction) {
@@ -236,11 +270,7 @@ class SubmitOp : public ChannelOp<OpKernel> {
     std::shared_ptr<Engine> engine;
     OP_REQUIRES_OK(context, ToTensorFlow(Engine::OfChannel(channel_, &engine)));
     int64_t ticket = 0;
-    for (int i = 0; i < context->num_inputs(); ++i) {
-      const auto bytes = context->input(i).tensor_data();
-      OP_REQUIRES_OK(context, ToTensorFlow(engine->Submit(channel_, tensors_[static_cast<size_t>(i)], bytes.data(),
-                                                          static_cast<int64_t>(bytes.size()), &ticket)));
-    }
+    OP_REQUIRES_OK(context, ToTensorFlow(SubmitAll(engine.get(), channel_, tensors_, InputsOf(context), &ticket)));
     Tensor* output = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
     output->scalar<int64_t>()() = ticket;
@@ -269,6 +299,57 @@ class Kept : public tensorflow::TensorBuffer {
   const Memory memory_;
 };
 
+// What an op collects. The kernel may be gone when it comes: a cancelled step is done at once.
+struct Wanted {
+  int64_t channel = 0;
+  std::vector<int64_t> tensors;
+  std::vector<TensorShape> shapes;
+};
+
+// Gives an output of an op. A large result stays where it is, and TensorFlow owns the bucket's memory as long as it
+// keeps the result. What a GPU reads is copied to where TensorFlow wants it.
+void Give(OpKernelContext* context, size_t index, const TensorShape& shape, const void* data, const Memory& memory) {
+  const int output_index = static_cast<int>(index);
+  const tensorflow::DataType dtype = context->expected_output_dtype(output_index);
+  const int64_t nbytes = shape.num_elements() * tensorflow::DataTypeSize(dtype);
+  const bool aligned = reinterpret_cast<uintptr_t>(data) % EIGEN_MAX_ALIGN_BYTES == 0;
+  if (nbytes >= kKeptNbytes && aligned && !context->output_alloc_attr(output_index).gpu_compatible()) {
+    auto* kept = new Kept(const_cast<void*>(data), static_cast<size_t>(nbytes), memory);
+    context->set_output(output_index, Tensor(dtype, shape, kept));
+    kept->Unref();
+    return;
+  }
+  Tensor* output = nullptr;
+  const absl::Status allocated = context->allocate_output(output_index, shape, &output);
+  if (!allocated.ok()) return context->SetStatus(allocated);  // OP_REQUIRES_OK aborts in an asynchronous op
+  const auto bytes = output->tensor_data();
+  if (!bytes.empty()) std::memcpy(const_cast<char*>(bytes.data()), data, bytes.size());
+}
+
+// Ends an op when all that it wants of a step is there. Returns whether that is so, which callbacks set.
+std::shared_ptr<std::atomic<bool>> CollectOutputs(Engine* engine, const std::shared_ptr<Pending>& pending,
+                                                  const std::shared_ptr<const Wanted>& wanted, int64_t ticket) {
+  struct Left {
+    std::atomic<int64_t> results;
+    std::atomic<bool> ended{false};
+  };
+  auto left = std::make_shared<Left>();
+  left->results = static_cast<int64_t>(wanted->tensors.size());
+  const auto end = [pending, left](const Status& status) {
+    left->ended = true;
+    pending->End(status);
+  };
+  for (size_t i = 0; i < wanted->tensors.size(); ++i) {
+    engine->Collect(wanted->channel, wanted->tensors[i], ticket,
+                    [=](const Status& status, const void* data, const Memory& memory) {
+                      if (!status.ok()) return end(status);
+                      pending->While([&](OpKernelContext* c) { Give(c, i, wanted->shapes[i], data, memory); });
+                      if (left->results.fetch_sub(1) == 1) end(status);
+                    });
+  }
+  return {left, &left->ended};
+}
+
 class CollectOp : public tensorflow::AsyncOpKernel {
  public:
   explicit CollectOp(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
@@ -289,58 +370,56 @@ class CollectOp : public tensorflow::AsyncOpKernel {
       const int64_t other = context->input(i).scalar<int64_t>()();
       OP_REQUIRES_OK_ASYNC(context, other == ticket ? absl::OkStatus() : ToTensorFlow(OtherStep(ticket, other)), done);
     }
-    // The kernel may be gone from here on: a cancelled step is done at once.
     const std::shared_ptr<const Wanted> wanted = wanted_;
     auto pending = Pending::Begin(context, std::move(done));
-    auto left = std::make_shared<std::atomic<int64_t>>(static_cast<int64_t>(wanted->tensors.size()));
-    for (size_t i = 0; i < wanted->tensors.size(); ++i) {
-      engine->Collect(wanted->channel, wanted->tensors[i], ticket,
-                      [pending, wanted, left, i](const Status& status, const void* data, const Memory& memory) {
-                        if (!status.ok()) {
-                          pending->End([&](OpKernelContext* c) { c->SetStatus(ToTensorFlow(status)); });
-                          return;
-                        }
-                        pending->While([&](OpKernelContext* c) { Give(c, i, wanted->shapes[i], data, memory); });
-                        if (left->fetch_sub(1) == 1) pending->End([](OpKernelContext*) {});
-                      });
-    }
+    CollectOutputs(engine.get(), pending, wanted, ticket);
     pending->WaitIfEager();
   }
 
  private:
-  struct Wanted {
-    int64_t channel = 0;
-    std::vector<int64_t> tensors;
-    std::vector<TensorShape> shapes;
-  };
-
-  // A large result stays where it is, and TensorFlow owns the bucket's memory as long as it keeps the result. What a
-  // GPU reads is copied to where TensorFlow wants it.
-  static void Give(OpKernelContext* context, size_t index, const TensorShape& shape, const void* data,
-                   const Memory& memory) {
-    const int output_index = static_cast<int>(index);
-    const tensorflow::DataType dtype = context->expected_output_dtype(output_index);
-    const int64_t nbytes = shape.num_elements() * tensorflow::DataTypeSize(dtype);
-    const bool aligned = reinterpret_cast<uintptr_t>(data) % EIGEN_MAX_ALIGN_BYTES == 0;
-    if (nbytes >= kKeptNbytes && aligned && !context->output_alloc_attr(output_index).gpu_compatible()) {
-      auto* kept = new Kept(const_cast<void*>(data), static_cast<size_t>(nbytes), memory);
-      context->set_output(output_index, Tensor(dtype, shape, kept));
-      kept->Unref();
-      return;
-    }
-    Tensor* output = nullptr;
-    const absl::Status allocated = context->allocate_output(output_index, shape, &output);
-    if (!allocated.ok()) return context->SetStatus(allocated);  // OP_REQUIRES_OK aborts in an asynchronous op
-    const auto bytes = output->tensor_data();
-    if (!bytes.empty()) std::memcpy(const_cast<char*>(bytes.data()), data, bytes.size());
-  }
-
   static Status OtherStep(int64_t one, int64_t other) {
     return Invalid("gradients of steps " + std::to_string(one) + " and " + std::to_string(other) +
                    " are collected together; a collect takes those of one step");
   }
 
   std::shared_ptr<const Wanted> wanted_;
+};
+
+// Each hand-over between threads takes longer than a small bucket, so the thread that runs the op also makes the
+// engine's progress. It does so for a short time only: two steps may each wait for the other one on some other rank.
+constexpr double kMostProgress_s = 2e-3;
+
+class ReduceStepOp : public ChannelOp<tensorflow::AsyncOpKernel> {
+ public:
+  explicit ReduceStepOp(OpKernelConstruction* construction) : ChannelOp(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("tensors", &tensors_));
+    OP_REQUIRES_OK(construction, SameLength("tensors and gradients", static_cast<int64_t>(tensors_.size()),
+                                            construction->num_inputs()));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    std::shared_ptr<Engine> engine;
+    OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(Engine::OfChannel(channel_, &engine)), done);
+    const std::vector<Tensor> gradients = InputsOf(context);
+    auto wanted = std::make_shared<Wanted>(Wanted{channel_, tensors_, {}});
+    for (const Tensor& gradient : gradients) wanted->shapes.push_back(gradient.shape());
+    const auto pending = Pending::Begin(context, std::move(done));
+    RunBegin(engine.get(), channel_, [engine, pending, wanted, gradients] {
+      Status status = engine->BeginStep(wanted->channel);
+      Engine::CallerProgress progress(engine.get());
+      int64_t ticket = 0;
+      if (status.ok()) {
+        status = SubmitAll(engine.get(), wanted->channel, wanted->tensors, gradients, &ticket, &progress);
+      }
+      if (!status.ok()) return pending->End(status);
+      const auto ended = CollectOutputs(engine.get(), pending, wanted, ticket);
+      progress.Until(*ended, kMostProgress_s);
+    });
+    pending->WaitIfEager();
+  }
+
+ private:
+  std::vector<int64_t> tensors_;
 };
 
 class TogetherOp : public OpKernel {
@@ -359,6 +438,7 @@ REGISTER_KERNEL_BUILDER(Name("HvdExt>BeginTopKStep").Device(tensorflow::DEVICE_C
 REGISTER_KERNEL_BUILDER(Name("HvdExt>EndStep").Device(tensorflow::DEVICE_CPU), EndStepOp);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Submit").Device(tensorflow::DEVICE_CPU), SubmitOp);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Collect").Device(tensorflow::DEVICE_CPU), CollectOp);
+REGISTER_KERNEL_BUILDER(Name("HvdExt>ReduceStep").Device(tensorflow::DEVICE_CPU), ReduceStepOp);
 // It touches no data, so it runs where the tensors are.
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Together").Device(tensorflow::DEVICE_CPU), TogetherOp);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Together").Device(tensorflow::DEVICE_DEFAULT), TogetherOp);

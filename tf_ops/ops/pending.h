@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "engine/interrupt.h"
+#include "ops/status.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -63,6 +64,13 @@ class Pending : public std::enable_shared_from_this<Pending> {
     }
     ended_.notify_one();
     done();
+  }
+
+  // Ends the op with a status.
+  void End(const Status& status) {
+    End([&](Context* c) {
+      if (!status.ok()) c->SetStatus(ToTensorFlow(status));
+    });
   }
 
   // The last call of ComputeAsync. TensorFlow waits for the end of an eager op on the caller's thread; this waits

@@ -1,7 +1,8 @@
 """A channel: the gradients of one optimizer or tape. The ranks agree on them once and then reduce them every step.
 
 `reduce` makes one op that begins the step, and for each bucket one `collect` and a few `submit`s, so that buckets are
-sent while back-propagation still runs (docs/design.md, "Two ops for a list of gradients").
+sent while back-propagation still runs (docs/design.md, "Two ops for a list of gradients"). A step whose gradients would
+be handed over by one `submit` is one op.
 """
 
 from __future__ import annotations
@@ -83,6 +84,9 @@ class Channel:
         # what one op hands over and collects; right in any layout, and made for the first
         self._collected = [bucket.tensors for bucket in layout.buckets]
         self._handed_over = [handed_over(layout, places) for places in self._collected]
+        sent = [layout.tensors[place].nbytes for place in layout.sent_tensors]
+        is_small = len(sent) == 1 or sum(sent) <= TOGETHER_NBYTES
+        self._is_one_op = len(layout.buckets) == 1 and is_small and not (self.selects or delay or partial)
 
     @property
     def is_open(self) -> bool:
@@ -167,19 +171,22 @@ class Channel:
                 f"got {len(gradients)}"
             )
         ready = [self._ready(place, gradient) for place, gradient in enumerate(gradients)]
-        reduced: list[tf.Tensor | None] = [None] * len(tensors)
-        if not self._handed_over:
-            return reduced
         with ops.translated(), tf.name_scope("hvd_ext_reduce"):
             last = ops.memory_of_graph().setdefault(("last step", handle), [])
-            with tf.control_dependencies(self.begin() if begun is None else begun):
-                # all are handed over before the first is collected: in eager mode a collect waits
-                tickets = [[self._submit(ready, places) for places in lists] for lists in self._handed_over]
-            last.clear()
-            for places, given in zip(self._collected, tickets, strict=True):
-                late = [ticket - self.delay for ticket in given] if self.delay else given
-                last.append(self._collect(late, places, reduced))
-        return reduced
+            if self._is_one_op:
+                (places,) = self._collected
+                with tf.control_dependencies(last):
+                    results = [ops.reduce_step([ready[place] for place in places], handle, self._numbers(places))]
+            else:
+                with tf.control_dependencies(self.begin() if begun is None and self._collected else begun or []):
+                    # all are handed over before the first is collected: in eager mode a collect waits
+                    tickets = [[self._submit(ready, places) for places in lists] for lists in self._handed_over]
+                results = [
+                    self._collect([ticket - self.delay for ticket in given] if self.delay else given, places)
+                    for places, given in zip(self._collected, tickets, strict=True)
+                ]
+            last[:] = [bucket[0] for bucket in results]
+        return self._by_place(results)
 
     @ops.plain
     def end_step(self, ok: tf.Tensor) -> tf.Operation | None:
@@ -244,23 +251,23 @@ class Channel:
         return self._handle
 
     def _collected_only(self) -> list[tf.Tensor | None]:
-        reduced: list[tf.Tensor | None] = [None] * len(self.layout.tensors)
         with ops.translated():
             ticket = tf.constant(self._owner.engine.skip_step(self.handle), tf.int64)
-            for places in self._collected:
-                self._collect([ticket], places, reduced)
-        return reduced
+            return self._by_place([self._collect([ticket], places) for places in self._collected])
 
-    def _collect(
-        self, tickets: Sequence[tf.Tensor], places: Sequence[int], reduced: list[tf.Tensor | None]
-    ) -> tf.Tensor:
-        """Write the results of a bucket to `reduced`, and return one of them."""
+    def _collect(self, tickets: Sequence[tf.Tensor], places: Sequence[int]) -> list[tf.Tensor]:
+        """Return the results of a bucket."""
         tensors = [self.layout.tensors[place] for place in places]
         shapes = [tensor.shape for tensor in tensors]
-        results = ops.collect(tickets, tensors[0].dtype, shapes, channel=self.handle, tensors=self._numbers(places))
-        for place, result in zip(places, results, strict=True):
-            reduced[place] = result
-        return results[0]
+        return ops.collect(tickets, tensors[0].dtype, shapes, channel=self.handle, tensors=self._numbers(places))
+
+    def _by_place(self, results: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor | None]:
+        """Give one result or None for each of the layout's tensors; `results` are those of each bucket."""
+        reduced: list[tf.Tensor | None] = [None] * len(self.layout.tensors)
+        for places, bucket in zip(self._collected, results, strict=True):
+            for place, result in zip(places, bucket, strict=True):
+                reduced[place] = result
+        return reduced
 
     def _submit(self, ready: Sequence[tf.Tensor | None], places: Sequence[int]) -> tf.Tensor:
         return ops.submit([ready[place] for place in places], channel=self.handle, tensors=self._numbers(places))
