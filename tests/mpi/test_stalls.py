@@ -77,3 +77,33 @@ def test_every_kind_of_call_that_waits_is_named_with_the_missing_rank(tmp_path: 
     # Rank 0 has said it for all; a rank that starts much earlier than another says so for itself.
     others = (job.outputs[1] + job.outputs[2]).splitlines()
     assert not [line for line in others if "has waited" in line and "init() has waited" not in line], job.text()
+
+
+OPPOSITE = """
+    import threading, time
+    import tensorflow as tf
+    import hvd_ext as hvd
+    from hvd_ext.planning.tensors import Tensor
+    from hvd_ext.tensorflow.gradients import registration
+
+    hvd.init()
+    x = tf.ones(8)
+    names = ("first", "second")
+    channels = [registration.open_channel(name, [Tensor("g", (8,), "float32")]) for name in names]
+    steps = [tf.function(lambda g, c=channel: c.reduce([g])[0], autograph=False) for channel in channels]
+    for step in steps:
+        step(x)
+    for turn in range(3):
+        threads = [threading.Thread(target=step, args=(x,)) for step in steps]
+        for thread in threads if hvd.rank() else reversed(threads):
+            thread.start()
+            time.sleep(0.3)
+        for thread in threads:
+            thread.join()
+    print("done", flush=True)
+"""
+
+
+def test_two_small_steps_in_opposite_order_end_on_one_thread_of_tensorflow(tmp_path: Path) -> None:
+    changes = {"TF_NUM_INTEROP_THREADS": "1", "HVD_EXT_STALL_FATAL_S": "10"}
+    jobs.run(tmp_path, OPPOSITE, ranks=2, changes=changes).must_succeed("done")
