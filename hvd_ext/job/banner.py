@@ -47,7 +47,8 @@ def optimizer_line(name: str, layout: Layout, options: GradientOptions) -> str:
     codec = options.codec
     if codec is not None:
         selecting = sum(bucket.selection is not None and bucket.selection.dense_above > 0 for bucket in layout.buckets)
-        text += f"; {codec.label} in {_many(selecting, 'bucket')}"
+        form = f"{layout.forms[0][0]}, {layout.form_reason}" if layout.forms else codec.label
+        text += f"; {form}" + (f" in {_many(selecting, 'bucket')}" if selecting or not layout.forms else "")
         text += "" if codec.until is None else f" until update step {codec.until}"
     if options.partial:
         quorum = "" if options.quorum is None else f" of {options.quorum}"

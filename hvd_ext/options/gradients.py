@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from hvd_ext.compression import Codec, from_text
+from hvd_ext.compression import AnyOf, Codec, from_text
 from hvd_ext.compression.codec import is_whole
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import SYNCS, Average, Compression, Options, SetOfRanks, Sum, check_compression, compatibility
@@ -32,6 +32,8 @@ class GradientOptions(ReductionOptions):
     """
 
     def __post_init__(self) -> None:
+        if self.compression == "auto":
+            object.__setattr__(self, "compression", AnyOf())
         if self.compression is not None and not isinstance(self.compression, Codec):
             object.__setattr__(self, "compression", _checked_compression(self.compression))
         _defaults().replace(**{**self._of_channel(), "algorithm": self.algorithm})

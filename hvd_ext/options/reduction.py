@@ -79,10 +79,11 @@ class ReductionOptions:
         "of `init`. Groups take precedence.",
         compared="channel",
     )
-    compression: Compression | Codec | None = option(
+    compression: Compression | Codec | Literal["auto"] | None = option(
         None,
         "how float32 gradients are sent: `hvd_ext.Compression.fp16` or `.bf16`; `hvd_ext.TopK`, the largest elements "
-        "only, `hvd_ext.Quantized`, numbers of few bits, or `hvd_ext.Sign` (docs/topk.md). None: that of `init`.",
+        "only, `hvd_ext.Quantized`, numbers of few bits, or `hvd_ext.Sign` (docs/topk.md); `hvd_ext.AnyOf`, what is "
+        'fast enough of several forms, or "auto", its default. None: that of `init`.',
         compared="channel",
         feature="compression",
     )

@@ -127,12 +127,15 @@ class Layout:
         bucketer: the name of the bucketer that made the buckets; empty if they were given.
         outcomes: all bucketers that were asked, the chosen one first, then the others by their time; empty if there was
             no choice.
+        forms: with `AnyOf` its forms, the chosen one first, each with its time by the cost model, seconds: of the step
+            if the times of its tensors are known, else of all bytes in one bucket.
     """
 
     tensors: tuple[Tensor, ...]
     buckets: tuple[BucketLayout, ...]
     bucketer: str = ""
     outcomes: tuple[Outcome, ...] = ()
+    forms: tuple[tuple[str, float], ...] = ()
 
     @functools.cached_property
     def sent_tensors(self) -> tuple[int, ...]:
@@ -175,7 +178,17 @@ class Layout:
         )
 
     @functools.cached_property
-    def forms(self) -> dict[int, tuple[str | None, Selection | None]]:
+    def lossy_elements(self) -> int:
+        """The number of elements that are not sent as they are."""
+        return sum(
+            self.tensors[place].elements
+            for bucket in self.buckets
+            if bucket.wire or (bucket.selection is not None and bucket.selection.dense_above > 0)
+            for place in bucket.tensors
+        )
+
+    @functools.cached_property
+    def form_of(self) -> dict[int, tuple[str | None, Selection | None]]:
         """The form of each tensor on the way, whatever its bucket: the wire, and the selection without its density."""
         return {
             place: (
@@ -195,6 +208,12 @@ class Layout:
         """A 64-bit hash of the tensors' shapes and dtypes and of the compared values of all buckets."""
         text = repr([[tensor.text for tensor in self.tensors], self.described()])
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+    @property
+    def form_reason(self) -> str:
+        """Why the form was chosen, in one line; empty without `AnyOf`."""
+        listed = ", ".join(f"{label} {seconds * 1e3:.4g} ms" for label, seconds in self.forms)
+        return f"the least lossy near the shortest: {listed}" if listed else ""
 
     @property
     def reason(self) -> str:
@@ -337,7 +356,7 @@ def _bucket_from_json(
     else:
         selection = Selection(**values["selection"])
         nbytes = sum(tensors[place].elements for place in members) * DTYPES[dtype].nbytes
-        if dtype != "float32" or wire is not None:
+        if dtype != "float32" or (wire is not None and selection.dense_above > 0):
             raise PlanError(f"selection: its tensors must be float32 without a wire; they are {dtype}, wire {wire!r}")
         plan, dense = _sparse_plans(tree, name, str(values.get("plan")))
         segment = max(segment, nbytes)  # a rank's selection and residual belong to one range of the buffer

@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from hvd_ext.compression import Codec
+from hvd_ext.compression import AnyOf, Codec
 from hvd_ext.compression.momentum import Momentum
 from hvd_ext.planning import buckets as bucketers, grain, lane_prices, needed, planner
 from hvd_ext.planning.bucket_layout import BucketLayout, Layout, Outcome, Selection
@@ -85,18 +85,48 @@ def layout(
     selected = frozenset(
         place for place in sent if codec is not None and codec.takes(tensors[place].shape, tensors[place].dtype)
     )
+    if isinstance(codec, AnyOf):
+        return _least_lossy(step, codec, selected)
     if codec is not None and codec.where == "needed" and times is not None and selected:
         selected = _needed(step, selected)
     return _laid_out(step, selected)
 
 
-def _needed(step: _Step, selected: frozenset[int]) -> frozenset[int]:
-    """The tensors that TopK(where="needed") sparsifies: found with a quick bucketer, and confirmed by the best."""
+def _least_lossy(step: _Step, codec: AnyOf, taken: frozenset[int]) -> Layout:
+    """The layout of the first form with which the step is near the shortest, for as few of its tensors as that needs.
+
+    Args:
+        taken: the places of the tensors that need not be dense.
+    """
+    keeper = codec.keeper
+    steps: dict[str, tuple[_Step, frozenset[int]]] = {}
+    seconds: dict[str, float] = {}
+    for form in codec.choices:
+        options = {"codec": form.codec or keeper, "lossy_wire": form.wire, "stays": keeper is not None}
+        tried, lossy = dataclasses.replace(step, **options, known={}), frozenset() if form.is_dense else taken
+        steps[form.label] = tried, lossy
+        seconds[form.label] = (_alone if step.times is None else _quickest)(tried, lossy)
+    label, near = _first_near(seconds)
+    chosen, lossy = steps[label]
+    if lossy and step.times is not None:
+        lossy = _needed(chosen, lossy, near)
+    forms = sorted(seconds.items(), key=lambda form: form[0] != label)
+    return dataclasses.replace(_laid_out(chosen, lossy), forms=tuple(forms))
+
+
+def _first_near(seconds: Mapping[str, float]) -> tuple[str, float]:
+    """The first form whose step is near the shortest, and the factor by which it may still be longer."""
+    limit_s = min(seconds.values()) * needed.NEAR
+    label = next(label for label, of_form in seconds.items() if of_form <= limit_s)
+    return label, limit_s / seconds[label]
+
+
+def _needed(step: _Step, selected: frozenset[int], near: float = needed.NEAR) -> frozenset[int]:
+    """The tensors that must be lossy for a step that is so near: found with a quick bucketer, confirmed by the best."""
     quick = step
     if step.buckets in ("auto", "optimal") and step.groups is None:
         quick = dataclasses.replace(step, buckets="mgwfbp")
-    limit_s = _quickest(step, selected) * needed.NEAR
-    near = needed.NEAR
+    limit_s = _quickest(step, selected) * near
     for _ in range(MOST_CONFIRMED):
         fewest = needed.fewest(
             step.tensors, step.ready_s, selected, lambda some: _quickest(quick, frozenset(some)), near
@@ -137,7 +167,11 @@ _Priced = list[tuple[float, _Divided]]  # the step of each bucketer, seconds
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """What is sent, and how: the arguments of layout(); `places` are those of the tensors that are sent."""
+    """What is sent, and how: the arguments of layout(); `places` are those of the tensors that are sent.
+
+    Of a form of `AnyOf`: `lossy_wire` is the wire of the tensors that are selected, if they are sent whole, and `stays`
+    tells whether all float32 tensors keep residuals, because another form may follow.
+    """
 
     tree: Tree
     tensors: tuple[Tensor, ...]
@@ -152,6 +186,8 @@ class _Step:
     groups: Groups
     buckets: str
     times: StepTimes | None
+    lossy_wire: str | None = None
+    stays: bool = False
     known: dict[tuple[frozenset[int], str], tuple[_Priced, dict[str, Outcome]]] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
     )  # what _priced() has found, by the tensors that select and the bucketer
@@ -177,11 +213,20 @@ class _Step:
         dtype, selects = kind
         if self.codec is None:
             return False
-        return selects or (dtype == "float32" and (self.momentum is not None or self.codec.where == "needed"))
+        stays = self.stays or self.codec.where == "needed"
+        return selects or (dtype == "float32" and (self.momentum is not None or stays))
 
     def wire_of(self, kind: bucketers.Class) -> str | None:
-        """The dtype in which a class that keeps no residuals is sent; None for its own."""
-        return self.wire if kind[0] == "float32" else None
+        """The dtype in which whole gradients of a class are sent; None for their own."""
+        dtype, selects = kind
+        if selects:
+            return self.lossy_wire
+        # no wire: rounding a sum for sending would lose what error feedback must keep
+        return self.wire if dtype == "float32" and not self.keeps_residuals(kind) else None
+
+    def sparse(self, kind: bucketers.Class) -> bool:
+        """Whether a class is sent by its codec."""
+        return kind[1] and self.lossy_wire is None
 
     def sent_nbytes(self, bucket: _Bucket) -> int:
         """The bytes of a bucket as sent."""
@@ -191,14 +236,15 @@ class _Step:
         """The price of the buckets of a class, by their bytes in memory."""
         if self.codec is not None and self.keeps_residuals(kind):
             sparsity = lane_prices.sparsity_of(self.tree, self.codec)
-            height = self.codec.height
-            return lane_prices.sparse_table(self.tree, self.sparse_algorithm, sparsity, height, selects=kind[1])
-        prices = lane_prices.dense_table(self.tree, self.algorithm)
+            height, sparse = self.codec.height, self.sparse(kind)
+            prices = lane_prices.sparse_table(self.tree, self.sparse_algorithm, sparsity, height, selects=sparse)
+        else:
+            prices = lane_prices.dense_table(self.tree, self.algorithm)
         return prices if self.wire_of(kind) is None else dataclasses.replace(prices, nbytes=2 * prices.nbytes)
 
     def planned(self, bucket: _Bucket, name: str | None = None) -> BucketLayout:
         """Plans a bucket; `name` is a schedule that was chosen by the lane's price."""
-        dtype, selects = bucket.kind
+        dtype = bucket.kind[0]
         members, codec = bucket.tensors, self.codec
         if codec is not None and self.keeps_residuals(bucket.kind):
             choice = sparse_plan(
@@ -211,11 +257,15 @@ class _Step:
                 height=codec.height,
             )
             assert choice.dense is not None
-            plan = choice.plan if selects else choice.dense
-            selection = _selection(codec, self.momentum, choice.dense_above if selects else 0.0)
+            sparse = self.sparse(bucket.kind)
+            plan = choice.plan if sparse else choice.dense
+            above = choice.dense_above if sparse else 0.0
+            if self.stays and above > 0:  # steps may have the density of another form's codec
+                above = 1.0 if codec.schedule.densities[-1] < above else 0.0
+            selection = _selection(codec, self.momentum, above)
             segment = grain.segment_nbytes(plan, bucket.nbytes, self.tree)
-            # no wire: rounding a sum for sending would lose what error feedback must keep
-            return BucketLayout(dtype, members, self.op, plan, segment, None, selection, choice.dense, choice)
+            wire = self.wire_of(bucket.kind)
+            return BucketLayout(dtype, members, self.op, plan, segment, wire, selection, choice.dense, choice)
         sent = self.sent_nbytes(bucket)
         if self.algorithm != "auto" or self.times is None:
             choice = planner.allreduce_plan(self.tree, self.algorithm, nbytes=sent)
@@ -267,6 +317,15 @@ def _worth(priced: _Priced) -> _Priced:
     if any(len(divided.buckets) <= MOST_BUCKETS for _, divided in _tied(near)):
         near = [(step_s, divided) for step_s, divided in near if len(divided.buckets) <= MOST_BUCKETS]
     return near[:MOST_PLAYED]
+
+
+def _alone(step: _Step, selected: frozenset[int]) -> float:
+    """The time of all bytes, those of each class in one bucket, where nothing is known of the step, seconds."""
+    nbytes: dict[bucketers.Class, int] = {}
+    for place in step.places:
+        kind = (step.tensors[place].dtype, place in selected)
+        nbytes[kind] = nbytes.get(kind, 0) + step.tensors[place].nbytes
+    return sum(step.price(kind).parts([size])[0].seconds for kind, size in nbytes.items())
 
 
 def _quickest(step: _Step, selected: frozenset[int]) -> float:

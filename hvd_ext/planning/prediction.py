@@ -137,16 +137,15 @@ def ready_of(times: StepTimes, tensors: Sequence[Tensor]) -> tuple[float, ...]:
 
 
 def _in_lane(tree: Tree, bucket: BucketLayout, nbytes: int, ready_s: float, density: float | None) -> InLane:
-    selection = bucket.selection
+    selection, sent = bucket.selection, nbytes // 2 if bucket.wire is not None else nbytes
     if selection is None or bucket.dense is None:
-        sent = nbytes // 2 if bucket.wire is not None else nbytes
         price = partial(_dense_parts, tree, bucket, sent)
         return InLane(bucket.plan, sent, bucket.segment_nbytes, ready_s, price)
     density = selection.density if density is None else density
     plan = bucket.dense if density >= selection.dense_above else bucket.plan
     sparsity = sparsity_on(tree, density, selection.entry_nbytes)
-    price = partial(lane_prices.sparse_parts, plan, tree, nbytes, sparsity)
-    return InLane(plan, nbytes, max(bucket.segment_nbytes, nbytes), ready_s, price, sparsity)
+    price = partial(lane_prices.sparse_parts, plan, tree, sent, sparsity)
+    return InLane(plan, sent, max(bucket.segment_nbytes, sent), ready_s, price, sparsity)
 
 
 def _dense_parts(tree: Tree, bucket: BucketLayout, nbytes: int) -> Parts:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
-from hvd_ext.compression import Codec
+from hvd_ext.compression import AnyOf, Codec
+from hvd_ext.compression.quantized import Bits, Quantized
 from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import PlanError, TopologyError
 from hvd_ext.planning import lane_prices, scaling
@@ -87,12 +89,17 @@ def on_a_cluster(
         changes.append(_change("one host more", now, best_row(scaled(tree, tree.size + len(tree.hosts()[0])))))
     except TopologyError as error:
         changes.append(Change("one host more", None, why_not=str(error)))
-    name = f"TopK({density:g})"
-    try:
-        # A model file has no shapes, so that the number of elements alone decides which tensors are sparsified.
-        changes.append(_change(name, now, best_row(codec=TopK(density=density, vectors=True))))
-    except PlanError as error:
-        changes.append(Change(name, None, why_not=str(error)))
+    # A model file has no shapes, so that the number of elements alone decides which tensors are compressed.
+    codecs: dict[str, Codec] = {
+        f"TopK({density:g})": TopK(density=density, vectors=True),
+        **{f"Quantized(bits={bits})": Quantized(bits=bits, vectors=True) for bits in get_args(Bits)},
+        'compression="auto"': AnyOf(vectors=True),
+    }
+    for name, codec in codecs.items():
+        try:
+            changes.append(_change(name, now, best_row(codec=codec)))
+        except PlanError as error:
+            changes.append(Change(name, None, why_not=str(error)))
     changes.append(_change("half precision on the wire", now, best_row(wire="float16")))
     changes.append(_late(now, best_row(of=_at_once(times))))
     changes.append(_gathered(now, lane_prices.dense_table(tree, algorithm), times, bucketers))

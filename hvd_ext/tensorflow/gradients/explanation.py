@@ -94,7 +94,7 @@ def of_layout(job: Runtime, name: str, layout: Layout, review: Review | None) ->
             *times,
             _runners_up(bucket),
         )
-    lines = [f"buckets: {layout.reason}"] if layout.reason else []
+    lines = [f"{what}: {why}" for what, why in (("buckets", layout.reason), ("form", layout.form_reason)) if why]
     if layout.largest is not None and layout.largest.choice is not None:
         lines.append(f"largest bucket: {layout.largest.choice.why}")
     if review is not None:
@@ -118,9 +118,12 @@ def _printed(table: Table) -> str:
 
 
 def _form(bucket: BucketLayout) -> str:
-    if bucket.selection is None:
-        return bucket.wire or bucket.dtype
-    return "top-k" if bucket.selection.dense_above > 0 else "whole, top-k would take longer"
+    selection, whole = bucket.selection, bucket.wire or bucket.dtype
+    if selection is None or bucket.wire is not None:
+        return whole
+    if selection.dense_above == 0:
+        return f"whole {whole}, and residuals"
+    return {"topk": "top-k", "sign": "signs"}.get(selection.codec, f"{selection.bits} bits")
 
 
 def _runners_up(bucket: BucketLayout) -> str:

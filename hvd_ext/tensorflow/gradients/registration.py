@@ -182,7 +182,7 @@ def _forced(path: str, tree: Tree, usual: Layout, op: int) -> Layout:
         raise InvalidError(f"buckets ({path}): must be a layout's file: {error}") from error
     tensors, source = usual.tensors, f"buckets ({path})"
     found = Layout.from_json(_renamed(values, tensors), tree, tensors, op, places=usual.sent_tensors, source=source)
-    there, here = found.forms, usual.forms
+    there, here = found.form_of, usual.form_of
     for place in usual.sent_tensors:
         if there[place] != here[place]:
             raise InvalidError(

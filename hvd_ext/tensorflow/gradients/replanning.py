@@ -16,6 +16,7 @@ from hvd_ext.errors import HvdExtError, PlanError
 from hvd_ext.job import banner, consensus, network
 from hvd_ext.job.log import logger
 from hvd_ext.planning.layout import Layout
+from hvd_ext.planning.needed import NEAR
 from hvd_ext.planning.prediction import predict
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import Tensor
@@ -207,7 +208,9 @@ class Replanning:
             before_s = predict(job.tree, now, times).step_s
             after_s = predict(job.tree, new, times).step_s
             worth = after_s < before_s if late else after_s <= before_s * (1 - WORTH_SWITCHING)
-            switches = worth and new.digest != now.digest
+            # or if less is lost in a step that is as short as it must be
+            worth |= new.lossy_elements < now.lossy_elements and after_s <= before_s * NEAR
+            switches = worth and (new.digest != now.digest or new.form_of != now.form_of)
             layout = new if switches else now
             planned.append(Review(step, times, latest.step_s, expected_s, before_s, after_s, layout, switched=switches))
             if switches and now.selected:

@@ -28,6 +28,8 @@ NAMES = [
     "links between hosts 10 times as fast",
     "one host more",
     "TopK(0.01)",
+    *(f"Quantized(bits={bits})" for bits in (8, 4, 1)),
+    'compression="auto"',
     "half precision on the wire",
     "updates one step late",
     "gathers behind the next forward pass",
@@ -71,6 +73,8 @@ def test_every_change_is_priced_and_the_best_is_named() -> None:
     assert gains["as it is"] == 1.0
     assert 1.0 < gains[NAMES[1]] < gains[NAMES[2]] < 10.0
     assert gains["TopK(0.01)"] > 1.5 and 1.2 < gains["half precision on the wire"] < 2.0
+    assert 1.0 < gains["Quantized(bits=8)"] < gains["Quantized(bits=4)"]
+    assert gains['compression="auto"'] >= 0.94 * gains["Quantized(bits=8)"]
     assert gains["updates one step late"] > 1.0 and gains["gathers behind the next forward pass"] >= 1.0
     assert what_if.winner(found).gain == max(gains.values())
     more = next(change for change in found if change.name == "one host more")
