@@ -56,8 +56,9 @@ def test_a_step_enters_these_files() -> None:
         optimizer.apply(list(of_step), variables)
 
     step(*gradients)  # the first step registers, and opens the channel
-    assert entered(step, *gradients) == WAY | EXCHANGED
+    way = WAY if hvd.size() > 1 else WAY | {"tensorflow.devices"}  # a rank alone may leave gradients on its GPU
+    assert entered(step, *gradients) == way | EXCHANGED
     tf.function(step, autograph=False)(*gradients)
     traced = tf.function(step, autograph=False)
-    assert entered(traced, *gradients) == WAY
+    assert entered(traced, *gradients) == way
     assert entered(traced, *gradients) == set()

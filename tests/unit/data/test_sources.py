@@ -218,6 +218,8 @@ def test_a_flipped_byte_of_a_record_is_found_and_its_file_and_record_are_named(t
     replaced = DataCache("damaged", tfrecord_files.tfrecord(path), memory="1MB", on_error="replace")
     (batch,) = replaced.dataset(4)
     assert batch.numpy().tolist() == [*RECORDS[10:13], RECORDS[10]]
+    cache.close()
+    replaced.close()
 
 
 def test_rows_of_arrays_are_samples(tmp_path: Path) -> None:
