@@ -106,6 +106,13 @@ def training(
     buckets: Annotated[
         str, typer.Option(help="Values of the option buckets, with commas; each algorithm is measured with each.")
     ] = "",
+    compressions: Annotated[
+        str,
+        typer.Option(
+            help="Values of the option compression, with commas, such as none,fp16,quantized:8,topk:0.01,auto; each "
+            "algorithm is measured with each."
+        ),
+    ] = "",
     warmup: Annotated[int, typer.Option(help="Steps of each contestant before the timed ones.")] = 0,
     timeout: command.Timeout = 600.0,
 ) -> None:
@@ -123,6 +130,7 @@ def training(
             options=dict(text.split("=", 1) for text in option or ()),
             algorithms=command.names(algorithms),
             buckets=command.names(buckets),
+            compressions=command.names(compressions),
             warmup=warmup,
             model=model,
             width=width,

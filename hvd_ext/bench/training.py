@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from hvd_ext.bench.jobs import (
     has_horovod,
     rotated,
 )
-from hvd_ext.bench.training_worker import COMPUTE, Task, paired, parts_of
+from hvd_ext.bench.training_worker import COMPUTE, Task, named, parts_of
 from hvd_ext.errors import InvalidError
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.runner.launcher import JobError
@@ -64,6 +65,7 @@ class Request:
         options: keywords of our `DistributedOptimizer` as texts, such as compression=bf16; Horovod's gets none.
         buckets: values of the option `buckets`; each of our algorithms is measured with each of them. Empty: only with
             that of the options.
+        compressions: the same of the option `compression`.
         warmup: steps of each contestant before the timed ones; ours may change their buckets after 20 and 200 steps,
             and Horovod's autotune needs some.
 
@@ -82,6 +84,7 @@ class Request:
     timeout_s: float = 600.0
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     buckets: tuple[str, ...] = ()
+    compressions: tuple[str, ...] = ()
     warmup: int = 0
 
     def __post_init__(self) -> None:
@@ -89,7 +92,6 @@ class Request:
 
         check_choices("algorithm", self.algorithms, ("auto", *registry.names(), *PEERS))
         check_choices("model", (self.model,), WIDTHS)
-        check_choices("buckets", self.buckets, self.buckets)
         if not self.algorithms:
             raise InvalidError("algorithms (none): must name at least one")
         check_least(1, ranks=self.ranks, batch=self.batch, repetitions=self.repetitions)
@@ -97,10 +99,15 @@ class Request:
         check_least(self.repetitions, ", one for each repetition", steps=self.steps)
         if "algorithm" in self.options:
             raise InvalidError("option algorithm: say --algorithms, which compares them")
-        if self.buckets and "buckets" in self.options:
-            raise InvalidError("option buckets: say --buckets, which compares them")
-        for name in self.buckets or ("",):
-            GradientOptions.from_texts("bench training", self.options | ({"buckets": name} if name else {}))
+        for option, listed, values in (
+            ("buckets", "--buckets", self.buckets),
+            ("compression", "--compressions", self.compressions),
+        ):
+            check_choices(option, values, values)
+            if values and option in self.options:
+                raise InvalidError(f"option {option}: say {listed}, which compares them")
+        for name in self.ours:
+            GradientOptions.from_texts("bench training", {**self.options, **parts_of(name)[1]})
         if self.timeout_s <= 0:
             raise InvalidError(f"timeout ({self.timeout_s:g}): must be more than 0")
 
@@ -110,9 +117,10 @@ class Request:
 
     @property
     def ours(self) -> tuple[str, ...]:
-        """The contestants that are ours: algorithms, or pairs of algorithm and buckets (`paired`)."""
+        """The contestants that are ours: algorithms, each with each of the values of options (`named`)."""
         names = [name for name in self.algorithms if name not in PEERS]
-        return tuple(paired(name, buckets) for name in names for buckets in self.buckets or ("",))
+        pairs = list(itertools.product(self.buckets or ("",), self.compressions or ("",)))
+        return tuple(named(name, buckets=buckets, compression=sent) for name in names for buckets, sent in pairs)
 
 
 def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict[str, Any]], list[str], str]:

@@ -102,8 +102,10 @@ def _least_lossy(step: _Step, codec: AnyOf, taken: frozenset[int]) -> Layout:
     steps: dict[str, tuple[_Step, frozenset[int]]] = {}
     seconds: dict[str, float] = {}
     for form in codec.choices:
-        options = {"codec": form.codec or keeper, "lossy_wire": form.wire, "stays": keeper is not None}
-        tried, lossy = dataclasses.replace(step, **options, known={}), frozenset() if form.is_dense else taken
+        tried = dataclasses.replace(
+            step, codec=form.codec or keeper, lossy_wire=form.wire, stays=keeper is not None, known={}
+        )
+        lossy: frozenset[int] = frozenset() if form.is_dense else taken
         steps[form.label] = tried, lossy
         seconds[form.label] = (_alone if step.times is None else _quickest)(tried, lossy)
     label, near = _first_near(seconds)

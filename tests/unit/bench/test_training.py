@@ -11,7 +11,7 @@ pytest.importorskip("sklearn", reason="needs scikit-learn with its digits: pytho
 
 from hvd_ext.bench.training import against, check_alike
 from hvd_ext.bench.training_model import SMALL, Learner, batches, layers
-from hvd_ext.bench.training_worker import COMPUTE, Contest, paired, parts_of
+from hvd_ext.bench.training_worker import COMPUTE, Contest, named, parts_of
 from hvd_ext.runner.launcher import JobError
 from tests.unit.bench.rows import training_row, training_rows
 
@@ -108,8 +108,9 @@ def test_models_begin_alike_and_steps_go_through_the_batches() -> None:
 
 
 def test_a_contestant_is_an_algorithm_or_an_algorithm_with_buckets() -> None:
-    assert [paired("auto", ""), paired("ring", "wfbp")] == ["auto", "ring+wfbp"]
-    assert [parts_of("auto"), parts_of("ring+wfbp")] == [("auto", ""), ("ring", "wfbp")]
+    for algorithm, options in (("auto", {}), ("ring", {"buckets": "wfbp", "compression": "topk:density=0.01"})):
+        assert parts_of(named(algorithm, **options)) == (algorithm, options)
+    assert named("auto") == "auto" and named("auto", "wfbp") == "auto+wfbp"
 
 
 def test_a_contestant_that_averages_is_right_and_is_measured() -> None:
