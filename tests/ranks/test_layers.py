@@ -67,6 +67,10 @@ def test_a_model_or_layer_is_sent_with_what_it_has_besides_variables(kind: str, 
     layer, data = ADAPTED[kind](library.layers)
     if hvd.rank() == 0:
         layer.adapt(data)
+    if kind == "tf_idf" and library is keras and keras.__version__.startswith("3.8."):  # which cannot read its own file
+        with pytest.raises(MismatchError, match=r"rank 1: layer .* cannot be copied .*idf_weights"):
+            hvd.broadcast_variables(layer, root_rank=0)
+        return
     hvd.broadcast_variables(layer, root_rank=0)
     alone, _ = ADAPTED[kind](library.layers)
     alone.adapt(data)
