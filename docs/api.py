@@ -37,7 +37,7 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "Send less",
         "Values of the keyword `compression`. [topk.md](topk.md) says what `TopK` does and when it pays.",
-        ("TopK", "Warmup", "Quantized", "AnyOf", "Sign", "Compression", "mstopk", "topk_error_feedback"),
+        ("TopK", "Warmup", "Quantized", "LowRank", "AnyOf", "Sign", "Compression", "mstopk", "topk_error_feedback"),
     ),
     (
         "Callbacks of `fit`",

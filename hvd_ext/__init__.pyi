@@ -12,6 +12,7 @@ from hvd_ext import (
     tensorflow as tensorflow,
 )
 from hvd_ext.compression.any_of import AnyOf as AnyOf
+from hvd_ext.compression.low_rank import LowRank as LowRank
 from hvd_ext.compression.quantized import Quantized as Quantized
 from hvd_ext.compression.sign import Sign as Sign
 from hvd_ext.compression.topk import TopK as TopK, Warmup as Warmup

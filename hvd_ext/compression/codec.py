@@ -14,21 +14,66 @@ from hvd_ext.errors import InvalidError
 Where = Literal["everywhere", "needed"]
 
 
-class Codec(abc.ABC):
-    """Options of a user that make a gradient smaller before it leaves a host, and keep the rest in a residual.
+class Described:
+    """Options that are a frozen dataclass, and can be read from a command line.
 
-    A codec is a frozen dataclass of the values below, the ones that users may set as its fields; its file names it as
-    `CODEC`. A file `tf_ops/engine/codec_NAME.cc` writes its messages. The density of a step is the share of the bytes
-    that it sends, in entries of `entry_nbytes`; a step of density 1 is dense.
+    Attributes:
+        name: on command lines.
+        feature: the key of `options.compatibility.FEATURES` by which options ask for it.
+        refuses: other features -> the error message that refuses them together with `feature`.
     """
 
-    name: ClassVar[str]  # of its file here, of tf_ops/engine/codec_NAME.cc, and on command lines
+    name: ClassVar[str]
+    feature: ClassVar[str]
+    refuses: ClassVar[Mapping[str, str]]
+
+    def described(self) -> dict[str, Any]:
+        """Return the options by name as plain values, so that the ranks can compare them."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Read options from a command line.
+
+        Args:
+            text: a value of the first field, or "density=0.01,wire=bf16" with fields by name. Values are read as YAML.
+
+        Raises:
+            InvalidError: there is no such field, or a value breaks its rule.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        values: dict[str, Any] = {}
+        for index, part in enumerate(text.split(",") if text else []):
+            field, equals, value = part.partition("=")
+            if not equals and index == 0:
+                field, value = known[0], part
+            if field not in known:
+                raise InvalidError(
+                    f"compression ({f'{cls.name}:{text}'!r}): {cls.__name__} has no field {field!r}; its fields are "
+                    f"{', '.join(known)}"
+                )
+            values[field] = cls._parsed(field, value)
+        return cls(**values)
+
+    @classmethod
+    def _parsed(cls, field: str, value: str) -> Any:
+        import yaml
+
+        return yaml.safe_load(value)
+
+
+class Codec(Described, abc.ABC):
+    """Options of a user that make a gradient smaller before it leaves a host, and keep the rest in a residual.
+
+    A codec is a frozen dataclass of the values below, the ones that users may set as its fields; its file names it
+    as `CODEC`. A file `tf_ops/engine/codec_NAME.cc` writes its messages, where NAME is its `name`. The density of a
+    step is the share of the bytes that it sends, in entries of `entry_nbytes`; a step of density 1 is dense.
+    """
+
     # of PACK, TAKE, MERGE and RESELECT (tf_ops/plan/ir.def), what its vectors can go through besides being added
     rows: ClassVar[frozenset[str]] = frozenset()
-    # The key of `options.compatibility.FEATURES` by which options ask for a codec. A codec that other features refuse,
-    # too, has a feature of its own besides this one.
+    # a codec that other features refuse, too, has a feature of its own besides this one
     feature: ClassVar[str] = "top-k"
-    # other features -> the error message that refuses them together with `feature`
     refuses: ClassVar[Mapping[str, str]] = {
         "compression": (
             "must be one of Compression.none, Compression.fp16, Compression.bf16, or hvd_ext.TopK(...) or another codec"
@@ -76,10 +121,6 @@ class Codec(abc.ABC):
         """Return the fields of `planning.bucket_layout.Selection` whose values are not those of the options."""
         return {}
 
-    def described(self) -> dict[str, Any]:
-        """Return the options by name as plain values, so that the ranks can compare them."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
-
     def takes(self, shape: Sequence[int], dtype: str) -> bool:
         """Whether a gradient may be compressed.
 
@@ -89,36 +130,6 @@ class Codec(abc.ABC):
         """
         elements = math.prod(shape)
         return dtype == "float32" and elements >= max(1, self.min_elements) and (self.vectors or len(shape) > 1)
-
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        """Read options from a command line.
-
-        Args:
-            text: a value of the first field, or "density=0.01,wire=bf16" with fields by name. Values are read as YAML.
-
-        Raises:
-            InvalidError: there is no such field, or a value breaks its rule.
-        """
-        known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-        values: dict[str, Any] = {}
-        for index, part in enumerate(text.split(",") if text else []):
-            field, equals, value = part.partition("=")
-            if not equals and index == 0:
-                field, value = known[0], part
-            if field not in known:
-                raise InvalidError(
-                    f"compression ({f'{cls.name}:{text}'!r}): {cls.__name__} has no field {field!r}; its fields are "
-                    f"{', '.join(known)}"
-                )
-            values[field] = cls._parsed(field, value)
-        return cls(**values)
-
-    @classmethod
-    def _parsed(cls, field: str, value: str) -> Any:
-        import yaml
-
-        return yaml.safe_load(value)
 
     def _check_common(self) -> None:
         """Check the options that all codecs have."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from hvd_ext.compression import CODECS
+from hvd_ext.compression import CODECS, LowRank
 from hvd_ext.options.reduction import OPTIONS
 
 # feature -> how a user asks for it
@@ -17,6 +17,7 @@ FEATURES: dict[str, str] = {
     "compression": "`compression=hvd.Compression.fp16` or `.bf16`",
     "top-k": "`compression=hvd.TopK(...)` or another codec",
     "top-k until": "`compression=hvd.TopK(until=...)`",
+    "low rank": "`compression=hvd.LowRank(...)`",
     "predivide": "`gradient_predivide_factor`",
     "accumulation": "Keras' `gradient_accumulation_steps`",
     "backward_passes_per_step": "`backward_passes_per_step`",
@@ -63,7 +64,7 @@ _REFUSED: dict[frozenset[str], str] = {
     **{
         frozenset({feature, other}): words
         for feature, refuses in (
-            *((codec.feature, codec.refuses) for codec in CODECS.values()),
+            *((sent.feature, sent.refuses) for sent in (*CODECS.values(), LowRank)),
             *((field.metadata["feature"], field.metadata["refuses"]) for field in OPTIONS),
         )
         for other, words in refuses.items()
@@ -113,6 +114,7 @@ ACTS_AT: dict[str, tuple[str, ...]] = {
     "compression": ("wire",),
     "top-k": ("passes", "factor", "bucket", "wire", "memory"),
     "top-k until": ("passes", "factor", "bucket", "wire", "memory", "update"),
+    "low rank": ("passes", "factor", "bucket", "wire", "memory"),
     "predivide": ("factor", "wire"),
     "accumulation": ("passes", "memory", "update"),
     "backward_passes_per_step": ("passes", "factor", "memory"),

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from hvd_ext.compression import AnyOf, Codec, from_text
+from hvd_ext.compression import AnyOf, Codec, LowRank, from_text
 from hvd_ext.compression.codec import is_whole
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import SYNCS, Average, Compression, Options, SetOfRanks, Sum, check_compression, compatibility
@@ -34,7 +34,7 @@ class GradientOptions(ReductionOptions):
     def __post_init__(self) -> None:
         if self.compression == "auto":
             object.__setattr__(self, "compression", AnyOf())
-        if self.compression is not None and not isinstance(self.compression, Codec):
+        if self.compression is not None and not isinstance(self.compression, (Codec, LowRank)):
             object.__setattr__(self, "compression", _checked_compression(self.compression))
         _defaults().replace(**{**self._of_channel(), "algorithm": self.algorithm})
         _check_algorithm(self.algorithm, self.codec)
@@ -99,6 +99,16 @@ class GradientOptions(ReductionOptions):
         return self.compression if isinstance(self.compression, Codec) else None
 
     @property
+    def low_rank(self) -> LowRank | None:
+        """How gradients are factorised; None if they are not."""
+        return self.compression if isinstance(self.compression, LowRank) else None
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether what a step does not send enters later ones."""
+        return self.codec is not None or self.low_rank is not None
+
+    @property
     def features(self) -> frozenset[str]:
         """The keys of `compatibility.FEATURES` that these options ask for."""
         asking = [field for field in OPTIONS if field.metadata["feature"]]
@@ -107,6 +117,8 @@ class GradientOptions(ReductionOptions):
             for field in asking
             if getattr(self, field.name) not in (field.default, Compression.none)
         }
+        if self.low_rank is not None:
+            return frozenset(features - {"compression"} | {LowRank.feature})
         if self.codec is None:
             return frozenset(features)
         return frozenset(features - {"compression"} | {Codec.feature, self.codec.feature})
@@ -148,7 +160,9 @@ class GradientOptions(ReductionOptions):
         values = {name: getattr(self, name) for name in compared("value")}
         if self.codec is not None:
             values["sparse algorithm"] = self.sparse_algorithm
-            values |= {f"{type(self.codec).__name__}'s {name}": value for name, value in self.codec.described().items()}
+        if isinstance(self.compression, (Codec, LowRank)):
+            of_class = type(self.compression).__name__
+            values |= {f"{of_class}'s {name}": value for name, value in self.compression.described().items()}
         return values
 
     @property
@@ -162,8 +176,8 @@ class GradientOptions(ReductionOptions):
         return self.algorithm or "hitopk"
 
     def _of_channel(self) -> dict[str, Any]:
-        # gradients that TopK does not take are reduced with the job's algorithm and compression
-        of_job = () if self.codec is None else ("algorithm", "compression")
+        # what TopK and LowRank do not take, and factors, are reduced with the job's algorithm and compression
+        of_job = ("algorithm",) * (self.codec is not None) + ("compression",) * self.keeps_residuals
         return {name: getattr(self, name) for name in compared("channel") if name not in of_job}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from hvd_ext.compression import Codec
+from hvd_ext.compression import Codec, LowRank
 from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm, Sync
 
 if TYPE_CHECKING:
@@ -79,11 +79,12 @@ class ReductionOptions:
         "of `init`. Groups take precedence.",
         compared="channel",
     )
-    compression: Compression | Codec | Literal["auto"] | None = option(
+    compression: Compression | Codec | LowRank | Literal["auto"] | None = option(
         None,
         "how float32 gradients are sent: `hvd_ext.Compression.fp16` or `.bf16`; `hvd_ext.TopK`, the largest elements "
-        "only, `hvd_ext.Quantized`, numbers of few bits, or `hvd_ext.Sign` (docs/topk.md); `hvd_ext.AnyOf`, what is "
-        'fast enough of several forms, or "auto", its default. None: that of `init`.',
+        "only, `hvd_ext.Quantized`, numbers of few bits, `hvd_ext.Sign`, or `hvd_ext.LowRank`, products of thin "
+        "matrices (docs/topk.md); `hvd_ext.AnyOf`, what is fast enough of several forms, or "
+        '"auto", its default. None: that of `init`.',
         compared="channel",
         feature="compression",
     )

@@ -1,11 +1,19 @@
-"""The end of a training that changes nothing any more: an error after so many skipped steps in a row."""
+"""Steps that all ranks skip, because a gradient is not finite: they are counted; many in a row are an error."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from hvd_ext.errors import HvdExtError
+from hvd_ext.job import consensus
+from hvd_ext.job.log import logger
 from hvd_ext.tensorflow import ops
+
+if TYPE_CHECKING:
+    from hvd_ext.tensorflow.gradients.reducer import GradientSet
 
 LIMIT = 100
 
@@ -44,3 +52,62 @@ class Skipping:
         if not bool(goes_on):
             raise HvdExtError(self._words)
         return None
+
+
+class FiniteSteps:
+    """The steps of a list of gradients with error feedback: those that are applied, and those that are skipped.
+
+    Args:
+        gradients: the list; all ranks make this together.
+    """
+
+    def __init__(self, gradients: GradientSet) -> None:
+        engine = gradients.job.engine
+        first = consensus.exchange(engine, f"{gradients.name}: first step", gradients.first_step)[0]
+        self._label, self._tells = gradients.label, engine.rank == 0
+        # many skipped steps in a row are an error; but a loss scale may still be searching, and a tape skips nothing
+        ends = gradients.is_of_optimizer and not gradients.holds_again
+        self._skipping = Skipping(self._label) if ends else None
+        with tf.init_scope(), tf.device("CPU:0"):
+            self.applied = tf.Variable(first, dtype=tf.int64, trainable=False, name="hvd_ext_applied_steps")
+            self._skipped = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_skipped_steps")
+
+    @staticmethod
+    def are_finite(reduced: Sequence[Any]) -> tf.Tensor:
+        """Say whether all reduced gradients are finite, equally on all ranks."""
+        tensors = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in reduced]
+        finite = [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors]
+        return tf.reduce_all(tf.stack(finite)) if finite else tf.constant(True)
+
+    def count(self, ok: tf.Tensor, more: Sequence[tf.Operation | None] = ()) -> None:
+        """Count a step, which is applied if `ok`; in a graph a warning follows `more`."""
+        with tf.device("CPU:0"):
+            counted = [
+                *more,
+                self.applied.assign_add(tf.cast(ok, tf.int64), read_value=False),
+                self._skipped.assign_add(tf.cast(tf.logical_not(ok), tf.int64), read_value=False),
+                None if self._skipping is None else self._skipping.count(ok),
+            ]
+            with tf.control_dependencies([operation for operation in counted if operation is not None]):
+                self._warn(ok)
+
+    def _warn(self, ok: tf.Tensor) -> None:
+        if not self._tells:
+            return
+        if not tf.executing_eagerly():
+            tf.cond(ok, lambda: tf.constant(True), lambda: tf.py_function(self._log, [], tf.bool))
+        elif not bool(ok):
+            self._log()
+
+    @ops.plain
+    def _log(self) -> bool:
+        skipped = int(self._skipped.numpy())
+        if str(skipped).strip("0") == "1":  # 1, 10, 100, ...
+            logger.warning(
+                "%s: a gradient of step %d is not finite: all ranks have skipped the step, and the residuals are "
+                "unchanged; %d steps so far",
+                self._label,
+                int(self.applied.numpy()),
+                skipped,
+            )
+        return True

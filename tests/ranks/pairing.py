@@ -20,6 +20,7 @@ KEYWORDS: dict[str, dict[str, Any]] = {
     "compression": {"compression": hvd.Compression.fp16},
     "top-k": {"compression": hvd.TopK(0.5, min_elements=1, wire="fp32")},
     "top-k until": {"compression": hvd.TopK(0.5, min_elements=1, wire="fp32", until=2)},
+    "low rank": {"compression": hvd.LowRank(2, saving=0.0)},
     "predivide": {"gradient_predivide_factor": FACTOR},
     "backward_passes_per_step": {"backward_passes_per_step": 2},
     "groups": {"groups": 2},
@@ -59,10 +60,10 @@ class Case:
         found: dict[str, Any] = {"process_set": self.process_set} if "process_set" in self.features else {}
         for feature in self.features:
             found |= KEYWORDS.get(feature, {})
-        if "compression" in self.features and self.features & {"top-k", "top-k until"}:
-            found["compression"] = tuple(KEYWORDS[name]["compression"] for name in ("compression", "top-k"))
-        elif self.features >= {"top-k", "top-k until"}:
-            found |= KEYWORDS["top-k until"]
+        asked = [name for name in ("compression", "top-k", "top-k until", "low rank") if name in self.features]
+        if len(asked) > 1:
+            both = tuple(KEYWORDS[name]["compression"] for name in asked)
+            found["compression"] = both[-1] if asked == ["top-k", "top-k until"] else both
         topk = found.get("compression")
         if "LARS, LAMB" in self.features and isinstance(topk, hvd.TopK):  # else its trust ratios would be late
             found["compression"] = dataclasses.replace(topk, momentum_correction=False)

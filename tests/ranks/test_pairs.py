@@ -20,6 +20,7 @@ pytestmark = pytest.mark.ranks(2)
 CHANGE_NOTHING = {
     "compression",
     "top-k",
+    "low rank",
     "predivide",
     "groups",
     "tape",

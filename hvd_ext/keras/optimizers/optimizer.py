@@ -174,10 +174,10 @@ def flush(optimizer: Any) -> None:
         CommunicationError: another rank has ended, or does not call it in time.
     """
     reducer = reducer_of(optimizer)
-    if reducer is None or reducer.policy.keeps not in ("top-k", "held"):
+    if reducer is None or not reducer.policy.flushes:
         raise InvalidError(
             f"flush ({optimizer!r}): must be an optimizer from hvd_ext.DistributedOptimizer with "
-            "compression=hvd_ext.TopK(...) or another codec or sync=; other optimizers keep no gradients back"
+            "compression=hvd_ext.TopK(...), another codec or LowRank, or sync=; other optimizers keep no gradients back"
         )
     if reducer.options.partial:
         reducer.flush()
@@ -230,11 +230,11 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
     scaling = updating is not wrapped
     _accumulate(updating, options)
     momentum = momentum_of(updating, options)
-    if scaling and options.codec is not None and updating.gradient_accumulation_steps:
+    if scaling and options.keeps_residuals and updating.gradient_accumulation_steps:
         raise InvalidError(
-            f"optimizer {label!r}: with a loss scale every pass of a gradient accumulation is reduced, and TopK would "
-            "count each pass as a step of momentum, warm-up and flush; use mixed_bfloat16, or leave "
-            "accumulation out"
+            f"optimizer {label!r}: with a loss scale every pass of a gradient accumulation is reduced, and "
+            f"{type(options.compression).__name__} would count each pass as a step of momentum, warm-up and flush; use "
+            "mixed_bfloat16, or leave accumulation out"
         )
     steps = functools.partial(_steps_of, weakref.ref(updating))
     if options.codec is not None:

@@ -241,6 +241,8 @@ class Policy:
     dense_only = False
     # whether the ranks agree on their gradients in the first step only, because later steps do not wait for all ranks
     agrees_once = False
+    # whether what it keeps can be sent in a step of the user's choice (`flush`)
+    flushes = False
     # whether a later channel of the list replaces the earlier ones
     newest_channel_only = False
 

@@ -19,7 +19,7 @@ from hvd_ext.options import Sum
 from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients.carried import any_saved
-from hvd_ext.tensorflow.skipping import Skipping
+from hvd_ext.tensorflow.skipping import FiniteSteps
 from hvd_ext.tensorflow.topk import residuals
 from hvd_ext.tensorflow.topk.auto_density import AutoDensity
 
@@ -35,23 +35,18 @@ class Feedback:
     """The error feedback of one list of gradients, over all its channels.
 
     Args:
-        gradients: the list, with an open channel.
-        first_step: the number of update steps so far; the same on all ranks.
+        gradients: the list, with an open channel; all ranks make this together.
     """
 
-    def __init__(self, gradients: GradientSet, first_step: int) -> None:
+    def __init__(self, gradients: GradientSet) -> None:
         options, self._label, self._name = gradients.options, gradients.label, gradients.name
         assert options.codec is not None
         self._options, self._job = options, gradients.job
         self._momentum, self._keys = gradients.momentum, gradients.keys
-        # many skipped steps in a row are an error; but a loss scale may still be searching, and a tape skips nothing
-        ends = gradients.is_of_optimizer and not gradients.holds_again
-        self._skipping = Skipping(self._label) if ends else None
+        self._finite = FiniteSteps(gradients)
         self._schedule, self._until = options.codec.schedule, options.codec.until
         with tf.init_scope(), tf.device("CPU:0"):
-            self._steps = tf.Variable(first_step, dtype=tf.int64, trainable=False, name="hvd_ext_topk_steps")
             self._flushing: dict[Channel, tf.Variable] = {}
-            self._skipped = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_topk_skipped")
             self._auto: AutoDensity | None = None
             if options.codec.density == "auto":
                 self._auto = AutoDensity(self._label, self._name, self._job, options.process_set)
@@ -59,12 +54,7 @@ class Feedback:
     @property
     def steps(self) -> int:
         """The number of update steps so far, without the skipped ones."""
-        return int(self._steps.numpy())
-
-    @property
-    def skipped(self) -> int:
-        """The number of steps that this object has seen skipped."""
-        return int(self._skipped.numpy())
+        return int(self._finite.applied.numpy())
 
     def flush(self) -> None:
         """Make the next step dense."""
@@ -81,7 +71,7 @@ class Feedback:
         """Return the density of the next step, a float64 scalar."""
         with tf.device("CPU:0"):
             firsts = tf.constant(self._schedule.firsts, tf.int64)
-            place = tf.reduce_sum(tf.cast(self._steps.read_value() >= firsts, tf.int32)) - 1
+            place = tf.reduce_sum(tf.cast(self._finite.applied.read_value() >= firsts, tf.int32)) - 1
             densities = tf.constant(self._schedule.densities, tf.float64)
             scheduled = tf.gather(densities, place)
             if self._auto is not None:
@@ -89,7 +79,7 @@ class Feedback:
                 scheduled = tf.where(last, self._auto.density(), scheduled)
             sends_all = self._flushing[channel].read_value()
             if self._until is not None:  # the last step before it, and until all residuals are sent
-                sends_all = tf.logical_or(sends_all, self._steps.read_value() >= self._until - 1)
+                sends_all = tf.logical_or(sends_all, self._finite.applied.read_value() >= self._until - 1)
             return tf.where(sends_all, tf.constant(1.0, tf.float64), scheduled)
 
     def ended(self, channel: Channel, reduced: Sequence[Any], rates: Sequence[Any]) -> tuple[list[Any], tf.Tensor]:
@@ -103,23 +93,15 @@ class Feedback:
             on all ranks.
         """
         tensors = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in reduced]
-        finite = [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors]
-        ok = tf.reduce_all(tf.stack(finite)) if finite else tf.constant(True)
+        ok = FiniteSteps.are_finite(reduced)
         flushing = self._flushing[channel]
         ended = [channel.end_step(ok)] if channel.selects else []
         after = [operation for operation in ended if operation is not None]
         with tf.control_dependencies(after), tf.device("CPU:0"):
-            counted = [
-                self._steps.assign_add(tf.cast(ok, tf.int64), read_value=False),
-                self._skipped.assign_add(tf.cast(tf.logical_not(ok), tf.int64), read_value=False),
-                flushing.assign(tf.logical_and(flushing.read_value(), tf.logical_not(ok)), read_value=False),
-            ]
-            if self._skipping is not None:
-                counted.append(self._skipping.count(ok))
+            flushed = flushing.assign(tf.logical_and(flushing.read_value(), tf.logical_not(ok)), read_value=False)
             if self._auto is not None:
                 self._auto.seen(tensors, rates, ok)
-            with tf.control_dependencies([operation for operation in counted if operation is not None]):
-                self._tell(ok)
+            self._finite.count(ok, [flushed])
         return ops.together(list(reduced), after), ok
 
     def save(self, channels: Sequence[Channel]) -> Arrays:
@@ -217,34 +199,13 @@ class Feedback:
         has = any(piece.which == residuals.VELOCITY for piece in pieces)
         if self._job.engine.rank == 0 and had_momentum(saved) and not has:
             tell_of_momentum(self._label, "with")
-        self._steps.assign(int(saved[_STEPS]))
+        self._finite.applied.assign(int(saved[_STEPS]))
         for flushing in self._flushing.values():
             flushing.assign(bool(saved[_FLUSHING]))
         if self._auto is not None:
             self._auto.load(saved)
         if self._momentum is not None:
             self._momentum.load(self._keys, saved)
-
-    def _tell(self, ok: tf.Tensor) -> None:
-        if self._job.engine.rank != 0:
-            return
-        if not tf.executing_eagerly():
-            tf.cond(ok, lambda: tf.constant(True), lambda: tf.py_function(self._log_skipped, [], tf.bool))
-        elif not bool(ok):
-            self._log_skipped()
-
-    @ops.plain
-    def _log_skipped(self) -> bool:
-        count = self.skipped
-        if str(count).strip("0") == "1":  # 1, 10, 100, ...
-            logger.warning(
-                "%s: a gradient of step %d is not finite: all ranks have skipped the step, and the residuals are "
-                "unchanged; %d steps so far",
-                self._label,
-                self.steps,
-                count,
-            )
-        return True
 
 
 def had_momentum(saved: Arrays) -> bool:

@@ -34,6 +34,7 @@ class Late(Policy):
     keeps = "held"
     changes_nothing_alone = False
     dense_only = True
+    flushes = True
     agrees_once = True
 
     def __init__(self, gradients: GradientSet) -> None:

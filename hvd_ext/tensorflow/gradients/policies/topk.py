@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from hvd_ext.job import consensus
 from hvd_ext.job.log import logger
 from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow.gradients import kinds as gradient_kinds
@@ -30,6 +29,7 @@ class TopKGradients(Policy):
     keeps = "top-k"
     changes_nothing_alone = False
     may_skip = True
+    flushes = True
     newest_channel_only = True  # it has the residuals
 
     def __init__(self, gradients: GradientSet) -> None:
@@ -66,9 +66,7 @@ class TopKGradients(Policy):
             self._feedback.opened(channel)
             self._feedback.move(before, channel)
         else:
-            gradients = self.gradients
-            steps = consensus.exchange(gradients.job.engine, f"{gradients.name}: first step", gradients.first_step)
-            self._feedback = Feedback(gradients, steps[0])
+            self._feedback = Feedback(self.gradients)
             self._feedback.opened(channel)
         self._warn_single_host(channel.layout)
         if channel.whole is not None:
