@@ -14,7 +14,7 @@ import tensorflow as tf
 import hvd_ext as hvd
 from hvd_ext.keras.optimizers.optimizer import channels
 from tests.ranks.compare import assert_equal
-from tests.ranks.topk_jobs import as_launched, hosts_of, restart
+from tests.ranks.topk_jobs import hosts_of, restart
 from tests.ranks.training import assert_same_bits_on_all_ranks, checkpoint, values
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks(2, 3, 4), pytest.mark.usefixtures("apart")]
@@ -180,7 +180,7 @@ def test_residuals_of_another_number_of_ranks_make_the_same_update(op: Any) -> N
 
 
 def test_on_one_host_gradients_are_whole(caplog: pytest.LogCaptureFixture) -> None:
-    as_launched()
+    restart([hvd.size()])
     optimizer, weights = optimizer_of(), variables()
     for number in range(4):
         apply(optimizer, number, weights)
@@ -188,4 +188,3 @@ def test_on_one_host_gradients_are_whole(caplog: pytest.LogCaptureFixture) -> No
     for got, parts in zip(values(weights), zip(*given, strict=True), strict=True):
         np.testing.assert_allclose(got, -sum(parts) / hvd.size(), atol=1e-5)
     assert hvd.rank() or "LowRank changes nothing in this job: there is one host" in caplog.text
-    restart(hosts_of(hvd.size()))
