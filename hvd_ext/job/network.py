@@ -86,6 +86,7 @@ def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[
         lambda: {
             "error": error,
             "text": write.text(probed.tree) if probed else "",
+            "doubt": probed.doubt if probed else "",
             "s": probed.seconds if probed else 0.0,
         },
     )
@@ -101,6 +102,12 @@ def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[
             )
         return Network(from_hosts(hosts))
     tree = read.parse(answers[0]["text"], "of rank 0", engine.size)
+    if engine.rank == 0 and answers[0]["doubt"]:
+        log.logger.warning(
+            "it cannot be told whether hosts are in racks (%s); the planner assumes that they are not, and "
+            "HVD_EXT_TOPOLOGY may name a file with racks",
+            answers[0]["doubt"],
+        )
     if engine.rank == 0:
         probe_cache.keep(key, tree, probe_cache.folder(options))
     seconds = float(answers[0]["s"])  # ranks that act on it must have the same
@@ -109,13 +116,23 @@ def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[
 
 def describe(tree: Tree) -> str:
     """Describe a cluster's links, as in "between hosts 95.6 Mbit/s and 41 us, in hosts 16.3 Gbit/s and 1.2 us"."""
-    one_host = len(tree.hosts()) == 1
+    branches = [node for nodes in reversed(tree.levels()) for node in nodes]
     parts = []
-    if not one_host:
-        slower = [f"{node.name}: {rate(node.port)}" for node in tree.root.children if node.port is not None]
-        named = ", ".join(slower[:4]) + (f" and {len(slower) - 4} more" if len(slower) > 4 else "")
-        parts.append(f"between hosts {words(tree.root.link)}" + (f" ({named})" if named else ""))
-    inside = [node.link for node in ([tree.root] if one_host else tree.root.children) if len(node.children) > 1]
+    for above, kind in ((2, "between racks"), (1, "between hosts")):
+        joining = [node for node in branches if node.height == above + 1]
+        if joining:
+            slower = [
+                f"{child.name}: {rate(child.port)}"
+                for node in branches
+                for child in node.children
+                if node.height > above and child.height == above and child.port is not None
+            ]
+            named = ", ".join(slower[:4]) + (f" and {len(slower) - 4} more" if len(slower) > 4 else "")
+            parts.append(f"{kind} {words(joining[0].link)}" + (f" ({named})" if named else ""))
+    racks = [f"{len(node.children)}" for node in branches if node.height == 2 and node is not tree.root]
+    if racks:
+        parts[0] += f" (racks of {' + '.join(racks)} hosts)"
+    inside = [node.link for node in branches if node.height == 1 and len(node.children) > 1]
     if inside:
         parts.append(f"in hosts {words(max(inside, key=lambda link: link.beta_s_per_byte))}")
     return ", ".join(parts)

@@ -10,19 +10,27 @@ take part in every measurement, because a host's ranks share its processors and 
     selections         a plan that selects, all ranks        the cost of a selection
     pairs of hosts     many rounds of 4 bytes                the same as in hosts
                        buffers each way                      the rate of each host's own port
+                       the same from a common begin          racks, if some pairs are slower than their ports
 
 Hosts meet in the order of a round-robin tournament, and a host has the rate of its fastest meeting: the slower one of
 two hosts decides how long they take. One step follows the other, so that what a link sends faster after a pause (a
 token bucket) is used up in the first step, which does not count. The sizes follow from a first look at the rate, such
-that the time limit holds.
+that the time limit holds. Everything is measured twice, and of two attempts the faster one counts: what is left of
+another job, or begins just now, is in one of them only.
+
+A pair that takes longer than the ports of both its hosts explain may share an uplink with other pairs. Then all hosts
+meet again, pair by pair from a common begin, and two of these pairs alone (topology/racks.py). The number of meetings
+grows with the number of hosts, and their sizes shrink, such that an attempt takes at most `RACKS_S`. Where that is too
+short, and above `MOST_HOSTS` hosts, racks are not found.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +40,9 @@ from hvd_ext.planning import lower, patterns
 from hvd_ext.planning.grain import message_nbytes
 from hvd_ext.planning.layout import BucketLayout, Layout, Selection
 from hvd_ext.planning.tensors import Tensor
+from hvd_ext.topology import racks
 from hvd_ext.topology.fit import Curve, knee, levelled, line, middle, rounded, slopes, typical
+from hvd_ext.topology.racks import Pair
 from hvd_ext.topology.tree import SHARED_MEMORY, Link, Node, Tree, leaf
 
 if TYPE_CHECKING:
@@ -43,7 +53,8 @@ TINY_NBYTES = 4
 SMALL = "at a time"  # what the names of the series of small messages end with
 ROUNDS = 8  # of small messages, one after the other
 MANY = 8  # messages of a rank in a round
-REPEATS = 5
+ATTEMPTS = 2
+REPEATS = 3  # of each attempt
 # Buffers that fit into caches and, on one host, buffers that do not: so many bytes in all. Between hosts the links are
 # slower than memory.
 HOST_SIZES = (64 << 10, 512 << 10, 2 << 20, 4 << 20, 16 << 20)
@@ -53,13 +64,17 @@ SELECTED_NBYTES = 1 << 20
 DENSITY = 0.01
 # Between hosts: the first look, and the time that the meetings of all rounds may take together.
 LOOK_NBYTES = 64 << 10
-MEETINGS_S = 0.5
+MEETINGS_S = 0.4  # of each attempt
 MOST_MEETINGS = 8
 MEETING_S = 0.03  # of the larger size; a shorter one would be disturbed too easily
 PARTS = (4, 1)  # smaller sizes are for the curve
-LEAST_SAMPLES, MOST_SAMPLES, STEPS = 2, 8, 2
+LEAST_SAMPLES, MOST_SAMPLES, STEPS = 3, 8, 2
 MEETING_NBYTES = 128 << 10, 8 << 20
-Times = dict[str, list[float]]  # the samples of each series
+# Racks: all pairs of so many hosts meet in the time; a step that is not counted and LEAST_SAMPLES samples of STEPS.
+RACKS_S = 3.0  # of each attempt; the second one is made where the first one leaves a doubt
+MOST_HOSTS = 16
+ALONE = 2
+Times = dict[str, list[list[float]]]  # the samples of each series in each attempt
 
 # The ranks of a job that has begun are there. Who is not heard of for so long ends the probe, and not the job.
 PATIENCE_S = 20.0
@@ -67,10 +82,16 @@ PATIENCE_S = 20.0
 
 @dataclass(frozen=True)
 class Measured:
-    """What the ranks have measured; curves are times over the size, in and between hosts, with the fitted lines."""
+    """What the ranks have measured.
+
+    Args:
+        curves: times over the size, in and between hosts, with the fitted lines.
+        doubt: why it cannot be told whether hosts are in racks; empty if it can.
+    """
 
     tree: Tree
     curves: tuple[Curve, ...]
+    doubt: str
     seconds: float
 
 
@@ -90,12 +111,15 @@ class Stand:
         *,
         samples: int = REPEATS,
         steps: int = 1,
+        together: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
         dense: LogicalPlan | None = None,
     ) -> None:
         """Time the steps of a plan, after a first one that is not counted.
 
         Args:
             steps: the number of steps of a sample, one after the other; the sample is their mean.
+            together: whether no rank begins a sample before all others have ended the last one.
             dense: the companion of a plan that selects; None for a dense plan.
         """
         tensor = Tensor("probe", (max(nbytes // 4, 1),), "float32")
@@ -122,27 +146,37 @@ class Stand:
         step()
         series = []
         for _ in range(samples):
-            begin = time.perf_counter()
+            if together:
+                self.engine.exchange("probe", b"")
+            begin = clock()
             for _ in range(steps):
                 step()
-            series.append((time.perf_counter() - begin) / steps)
+            series.append((clock() - begin) / steps)
         step()  # no rank leaves while another one still measures
         self.engine.close_channel(channel)
         for handle in handles:
             self.engine.remove_plan(handle)
-        self.times[name] = series
+        self.times.setdefault(name, []).append(series)
 
     def gathered(self) -> list[Times]:
         """Give what each rank has measured, the same on all ranks; new series may follow."""
-        times = {name: [rounded(second) for second in seconds] for name, seconds in self.times.items()}
+        times = {
+            name: [[rounded(second) for second in seconds] for seconds in attempts]
+            for name, attempts in self.times.items()
+        }
         return consensus.exchange(self.engine, "probe", lambda: times)
 
+    def agreed(self, value: Any) -> Any:
+        """Give rank 0's value on all ranks: computers may round differently, and all must run the same plans."""
+        return consensus.exchange(self.engine, "probe", lambda: value)[0]
 
-def _of(seen: Sequence[Times], name: str) -> float:
-    """What a series takes these ranks, of which the slowest counts in each sample."""
-    slowest = [max(values) for values in zip(*(times[name] for times in seen), strict=True)]
+
+def _of(seen: Sequence[Times], name: str, kind: Callable[[list[float]], float] = typical) -> float:
+    """What a series takes these ranks in the better attempt; the slowest rank counts in each sample."""
+    attempts = zip(*(times[name] for times in seen), strict=True)
+    slowest = [[max(values) for values in zip(*ranks, strict=True)] for ranks in attempts]
     # A disturbance is longer than a round of small messages, or a selection, so that the least disturbed sample counts.
-    return min(slowest) if name.endswith((SMALL, "selection")) else typical(slowest)
+    return min(map(min if name.endswith((SMALL, "selection")) else kind, slowest))
 
 
 def measure(job: engines.Engine, hosts: Sequence[str], options: Options) -> Measured:
@@ -164,15 +198,18 @@ def measure(job: engines.Engine, hosts: Sequence[str], options: Options) -> Meas
     return Measured(*links, time.perf_counter() - begin)
 
 
-def _measured(stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...]]) -> tuple[Tree, tuple[Curve, ...]]:
-    _time_hosts(stand, hosts)
+def _measured(
+    stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...]]
+) -> tuple[Tree, tuple[Curve, ...], str]:
     meetings = patterns.pairs_of(len(hosts), MOST_MEETINGS) if len(hosts) > 1 else []
-    if meetings:
-        _look_between(stand, hosts, meetings[0])
+    size = None
+    for _ in range(ATTEMPTS):
+        _time_hosts(stand, hosts)
+        if meetings:
+            _look_between(stand, hosts, meetings[0])
+            size = size or _Size(*stand.agreed(_size_of(_of(stand.gathered(), "look"), len(meetings))))
+            _time_meetings(stand, hosts, meetings, size)
     seen = stand.gathered()
-    if meetings:
-        _time_meetings(stand, hosts, meetings, _of(seen, "look"))
-        seen = stand.gathered()
     sizes = host_sizes(hosts)
     handed = [(nbytes, _of(seen, f"nothing {nbytes}")) for nbytes in (TINY_NBYTES, *sizes)]
     handover = Link(handed[0][1], 0.0)
@@ -202,18 +239,40 @@ def _measured(stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...
         for name, link, ranks in zip(names, links, hosts, strict=True)
     ]
     if not meetings:
-        return Tree(nodes[0], gamma, message_s, selection, handover, cache_nbytes, factor), tuple(curves)
-    between, message_s, ports, points = _between(seen, hosts, meetings, handover)
+        return Tree(nodes[0], gamma, message_s, selection, handover, cache_nbytes, factor), tuple(curves), ""
+    assert size is not None
+    met = [_met(seen, hosts, pairs, f"meeting {number} of 1/1", size.nbytes) for number, pairs in enumerate(meetings)]
+    ports = fastest(met, len(hosts))
+    found, rounds = _racks(stand, names, hosts, ports, size)
+    if rounds:  # their common begins make them the more exact ones
+        ports = fastest(rounds, len(hosts))
+    ports = levelled(ports)
+    alpha_s, message_s, points = _between(seen, hosts, meetings[0], handover, size.nbytes)
+    between = Link(alpha_s, sorted(ports)[(len(ports) - 1) // 2])
     curves.append(Curve("between hosts", points, between))
-    root = Node(
-        "cluster",
-        between,
-        tuple(
-            node if beta == between.beta_s_per_byte else replace(node, port=Link(between.alpha_s, beta))
-            for node, beta in zip(nodes, ports, strict=True)
-        ),
-    )
-    return Tree(root, gamma, message_s, selection, handover, cache_nbytes, factor), tuple(curves)
+    root = _cluster(nodes, between, ports, found)
+    return Tree(root, gamma, message_s, selection, handover, cache_nbytes, factor), tuple(curves), found.doubt
+
+
+def _cluster(nodes: Sequence[Node], between: Link, ports: Sequence[float], found: racks.Racks) -> Node:
+    """The tree of hosts, with a branch for each rack of several hosts; a node has a port if it is an exception."""
+
+    def branch(name: str, link: Link, parts: Sequence[tuple[Node, float]]) -> Node:
+        children = [
+            node if beta == link.beta_s_per_byte else replace(node, port=Link(link.alpha_s, beta))
+            for node, beta in parts
+        ]
+        return Node(name, link, tuple(children))
+
+    groups = [[(nodes[host], ports[host]) for host in group] for group in found.groups]
+    if len(groups) == 1:
+        return branch("cluster", between, groups[0])
+    uplinks = sorted(uplink for uplink, group in zip(found.uplinks, groups, strict=True) if len(group) > 1)
+    parts = [
+        (branch(f"rack{number}", between, group), uplink) if len(group) > 1 else group[0]
+        for number, (group, uplink) in enumerate(zip(groups, found.uplinks, strict=True), 1)
+    ]
+    return branch("cluster", Link(between.alpha_s, uplinks[(len(uplinks) - 1) // 2]), parts)
 
 
 def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]]) -> None:
@@ -223,8 +282,9 @@ def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]]) -> None:
         samples = _samples(nbytes)
         stand.time(f"nothing {nbytes}", patterns.nothing(size), nbytes, samples=samples)
     selecting, dense = (patterns.selection(size, dense) for dense in (False, True))
-    stand.time("selection", selecting, SELECTED_NBYTES, dense=dense)
-    stand.time("no selection", patterns.nothing(size), SELECTED_NBYTES)
+    # The time of a processor, because ranks that share one begin late; prices know how many share it.
+    stand.time("selection", selecting, SELECTED_NBYTES, clock=time.process_time, dense=dense)
+    stand.time("no selection", patterns.nothing(size), SELECTED_NBYTES, clock=time.process_time)
     largest = max(len(ranks) for ranks in hosts)
     if largest == 1:
         return
@@ -298,7 +358,7 @@ def _inside(seen: Sequence[Times], sizes: Sequence[int], size: int, most: int, h
     return _Inside(Link(alpha_s, beta), message_s, gamma, ((float(TINY_NBYTES), one_s), *both))
 
 
-def _look_between(stand: Stand, hosts: Sequence[tuple[int, ...]], pairs: Sequence[tuple[int, int]]) -> None:
+def _look_between(stand: Stand, hosts: Sequence[tuple[int, ...]], pairs: Sequence[Pair]) -> None:
     size = stand.engine.size
     for messages in (1, MANY):
         plan = patterns.exchanges(hosts, pairs, size, rounds=ROUNDS, messages=messages)
@@ -307,63 +367,126 @@ def _look_between(stand: Stand, hosts: Sequence[tuple[int, ...]], pairs: Sequenc
 
 
 def _exchange(
-    hosts: Sequence[tuple[int, ...]], pairs: Sequence[tuple[int, int]], size: int, nbytes: int, message_nbytes: float
+    hosts: Sequence[tuple[int, ...]], pairs: Sequence[Pair], size: int, nbytes: int, message_nbytes: float
 ) -> tuple[LogicalPlan, int, int]:
     """The plan, the buffer and the segment of an exchange of so many bytes each way between hosts of the most ranks."""
     plan = patterns.exchanges(hosts, pairs, size)
     return plan, 2 * nbytes, int(message_nbytes) // 64 * 64 * plan.units
 
 
-def _time_meetings(
-    stand: Stand, hosts: Sequence[tuple[int, ...]], meetings: Sequence[Sequence[tuple[int, int]]], look_s: float
-) -> None:
+class _Size(NamedTuple):
+    """The size of a meeting: the bytes each way, the number of samples, and the bytes of a message."""
+
+    nbytes: int
+    samples: int
+    message_nbytes: float
+
+
+def _size_of(look_s: float, meetings: int) -> _Size:
     beta = look_s / LOOK_NBYTES
-    wanted_s = min(MEETING_S, MEETINGS_S / len(meetings) / (STEPS * LEAST_SAMPLES))
-    samples = min(int(MEETINGS_S / len(meetings) / (STEPS * wanted_s)), MOST_SAMPLES)
+    wanted_s = min(MEETING_S, MEETINGS_S / meetings / (STEPS * LEAST_SAMPLES))
+    samples = min(int(MEETINGS_S / meetings / (STEPS * wanted_s)), MOST_SAMPLES)
     nbytes = int(min(max(wanted_s / beta, MEETING_NBYTES[0]), MEETING_NBYTES[1])) // 4096 * 4096
-    message = message_nbytes(beta)
+    return _Size(nbytes, samples, message_nbytes(beta))
+
+
+def _time_meetings(
+    stand: Stand, hosts: Sequence[tuple[int, ...]], meetings: Sequence[Sequence[Pair]], size: _Size
+) -> None:
     for number, pairs in enumerate(meetings):
         for part in PARTS if number == 0 else PARTS[-1:]:
-            what = _exchange(hosts, pairs, stand.engine.size, nbytes // part, message)
-            full_size = part == 1
-            name = f"meeting {number} of 1/{part}"
-            stand.time(name, *what, samples=samples if full_size else LEAST_SAMPLES, steps=STEPS if full_size else 1)
-    stand.times["size"] = [float(nbytes)]
+            what = _exchange(hosts, pairs, stand.engine.size, size.nbytes // part, size.message_nbytes)
+            samples, steps = (size.samples, STEPS) if part == 1 else (LEAST_SAMPLES, 1)
+            stand.time(f"meeting {number} of 1/{part}", *what, samples=samples, steps=steps)
+
+
+def _share(hosts: Sequence[tuple[int, ...]], pairs: Sequence[Pair], pair: Pair) -> float:
+    """What a pair of a meeting sends, of what the largest does: a unit for each rank of its larger host."""
+    return max(len(hosts[host]) for host in pair) / max(len(hosts[host]) for pair in pairs for host in pair)
+
+
+def _ranks_of(seen: Sequence[Times], hosts: Sequence[tuple[int, ...]], pair: Pair) -> list[Times]:
+    return [seen[rank] for host in pair for rank in hosts[host]]
+
+
+def _met(
+    seen: Sequence[Times],
+    hosts: Sequence[tuple[int, ...]],
+    pairs: Sequence[Pair],
+    name: str,
+    nbytes: float,
+    kind: Callable[[list[float]], float] = typical,
+) -> dict[Pair, float]:
+    """The seconds per byte of the pairs of a meeting."""
+    return {
+        pair: _of(_ranks_of(seen, hosts, pair), name, kind) / (_share(hosts, pairs, pair) * nbytes) for pair in pairs
+    }
+
+
+def fastest(rounds: Sequence[racks.Round], hosts: int) -> list[float]:
+    """The seconds per byte of each host's port: those of its fastest meeting."""
+    return [min(beta for met in rounds for pair, beta in met.items() if host in pair) for host in range(hosts)]
+
+
+def _racks(
+    stand: Stand,
+    names: Sequence[str],
+    hosts: Sequence[tuple[int, ...]],
+    ports: Sequence[float],
+    size: _Size,
+) -> tuple[racks.Racks, list[dict[Pair, float]]]:
+    """Find racks if some pairs are slower than their ports: all hosts meet again, and two of these pairs alone.
+
+    Returns:
+        The racks, and the seconds per byte of the pairs of each round; no rounds if nothing more was measured.
+    """
+    seen = stand.gathered()
+    meetings = enumerate(patterns.pairs_of(len(hosts), MOST_MEETINGS))
+    # The mean, because a pair that ends first leaves the link to the others, which are slow for a part of the time.
+    met = [_met(seen, hosts, pairs, f"meeting {number} of 1/1", size.nbytes, fmean) for number, pairs in meetings]
+    slow = racks.suspects(ports, met) if len(hosts) > 2 else []
+    rounds = [*patterns.pairs_of(len(hosts), len(hosts)), *([pair] for pair in slow[:ALONE])]
+    beta = (1 + LEAST_SAMPLES * STEPS) * len(rounds) * max(beta for pairs in met for beta in pairs.values())
+    nbytes, slow, rounds = stand.agreed((min(size.nbytes, int(RACKS_S / beta) // 4096 * 4096), slow, rounds))
+    none = racks.Racks((tuple(range(len(hosts))),), (0.0,))
+    if not slow:
+        return none, []
+    if len(hosts) > MOST_HOSTS or nbytes < MEETING_NBYTES[0]:
+        first, second = (names[host] for host in slow[0])
+        words = (
+            f"{first} and {second} are slower than their ports, and it takes too long to pair all {len(hosts)} hosts"
+        )
+        return replace(none, doubt=words), []
+    fewest = min(map(len, hosts))
+    alike = [ranks[:fewest] for ranks in hosts]  # so that all pairs send as much
+    paired = [[(low, high) for low, high in pairs] for pairs in rounds]
+    for _ in range(ATTEMPTS):
+        for number, pairs in enumerate(paired):
+            what = _exchange(alike, pairs, stand.engine.size, nbytes, size.message_nbytes)
+            stand.time(f"round {number}", *what, samples=LEAST_SAMPLES, steps=STEPS, together=True)
+        seen = stand.gathered()
+        met = [_met(seen, alike, pairs, f"round {number}", nbytes) for number, pairs in enumerate(paired)]
+        found = racks.find(fastest(met, len(hosts)), met, names)
+        if not stand.agreed(found.doubt):
+            break
+    return found, met
 
 
 def _between(
     seen: Sequence[Times],
     hosts: Sequence[tuple[int, ...]],
-    meetings: Sequence[Sequence[tuple[int, int]]],
+    pairs: Sequence[Pair],
     handover: Link,
-) -> tuple[Link, float, list[float], tuple[tuple[float, float], ...]]:
-    """The link between hosts, the time of a message, the time per byte of each host's port, and a curve."""
-    nbytes = seen[0]["size"][0]
-
-    def of(name: str, pair: tuple[int, int]) -> float:
-        return _of([seen[rank] for host in pair for rank in hosts[host]], name)
-
-    ports = [float("inf")] * len(hosts)
+    nbytes: float,
+) -> tuple[float, float, tuple[tuple[float, float], ...]]:
+    """The latency between hosts, the time of a message, and a curve, from the first meeting."""
     rounds: dict[int, list[float]] = {1: [], MANY: []}
-    points: tuple[tuple[float, float], ...] = ()
-    for number, pairs in enumerate(meetings):
-        most = max(len(hosts[host]) for pair in pairs for host in pair)
-        for pair in pairs:
-            # A host sends as many units as the larger host of the pair has ranks.
-            share = max(len(hosts[host]) for host in pair) / most
-            names = [(part, f"meeting {number} of 1/{part}") for part in PARTS]
-            met = [(share * nbytes / part, of(name, pair)) for part, name in names if name in seen[0]]
-            beta = met[-1][1] / met[-1][0]
-            if len(met) == len(PARTS):
-                points = tuple(met)
-            for host in pair:
-                ports[host] = min(ports[host], beta)
-    for pair in meetings[0]:
+    for pair in pairs:
         for messages in rounds:
-            rounds[messages].append((of(f"between, {messages} {SMALL}", pair) - handover.alpha_s) / ROUNDS)
+            whole_s = _of(_ranks_of(seen, hosts, pair), f"between, {messages} {SMALL}")
+            rounds[messages].append((whole_s - handover.alpha_s) / ROUNDS)
     one_s, many_s = (float(np.median(rounds[messages])) for messages in (1, MANY))
     message_s = max(many_s - one_s, 0.0) / (2 * (MANY - 1))
-    alpha_s = max(one_s - 2 * message_s, 0.0)
-    ports = levelled(ports)
-    common = sorted(ports)[(len(ports) - 1) // 2]
-    return Link(alpha_s, common), message_s, ports, ((float(TINY_NBYTES), one_s), *points)
+    sizes = [(part, _share(hosts, pairs, pairs[0]) * nbytes / part) for part in PARTS]
+    points = [(sent, _of(_ranks_of(seen, hosts, pairs[0]), f"meeting 0 of 1/{part}")) for part, sent in sizes]
+    return max(one_s - 2 * message_s, 0.0), message_s, ((float(TINY_NBYTES), one_s), *points)

@@ -105,17 +105,17 @@ def knee(values: Sequence[float]) -> tuple[int, float]:
     return len(values), 1.0
 
 
-def levelled(betas: Sequence[float]) -> list[float]:
+def levelled(betas: Sequence[float], alike: float = ALIKE) -> list[float]:
     """Gives equal times per byte to those that differ by no more than a measurement errs.
 
     Returns:
-        The same in the same order; values of which each is within 5 % of the next larger one have their median.
+        The same in the same order; values of which each is within `alike` of the next larger one have their median.
     """
     order = sorted(range(len(betas)), key=lambda place: betas[place])
     level = list(betas)
     group: list[int] = []
     for place in [*order, -1]:
-        if group and (place < 0 or betas[place] > betas[group[-1]] * (1 + ALIKE)):
+        if group and (place < 0 or betas[place] > betas[group[-1]] * (1 + alike)):
             middle = float(np.median([betas[member] for member in group]))
             for member in group:
                 level[member] = middle
