@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hvd_ext.errors import HvdExtError
-from hvd_ext.job import consensus, log, probe_cache
+from hvd_ext.job import consensus, cores, log, probe_cache
 from hvd_ext.options import is_file
 from hvd_ext.topology import read, write
 from hvd_ext.topology.fit import Curve, rounded
-from hvd_ext.topology.tree import Link, Tree, from_hosts
+from hvd_ext.topology.tree import Link, Tree, from_hosts, with_cores
 
 if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
@@ -53,19 +53,25 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
         return Network(from_hosts(hosts))
     key = probe_cache.key_of(hosts, options, engine.inter_host_transport)
 
-    def kept() -> Any:
-        # Only rank 0 looks, because hosts may have different files.
-        if engine.rank != 0 or options.probe == "refresh":
-            return None
-        entry = probe_cache.find(key, probe_cache.folder(options))
-        return None if entry is None else (write.text(entry[0]), entry[1])
+    def known() -> dict[str, Any]:
+        # Only rank 0 looks for a file, because hosts may have different ones.
+        entry = None
+        if engine.rank == 0 and options.probe != "refresh":
+            entry = probe_cache.find(key, probe_cache.folder(options))
+        return {"cores": cores.seen(), "kept": None if entry is None else (write.text(entry[0]), entry[1])}
 
-    answer = consensus.exchange(engine, "network", kept)[0]
-    if answer is not None:
-        text, day = answer
+    answers = consensus.exchange(engine, "network", known)
+    if answers[0]["kept"] is None:
+        links = _measured(engine, hosts, options, key)
+    else:
+        text, day = answers[0]["kept"]
         tree = read.parse(text, "of the cache", engine.size)
-        return Network(tree, KEPT, f"{describe(tree)}; measured on {day}, HVD_EXT_PROBE=refresh measures again")
-    return _measured(engine, hosts, options, key)
+        links = Network(tree, KEPT, f"{describe(tree)}; measured on {day}, HVD_EXT_PROBE=refresh measures again")
+    if links.source == ASSUMED:
+        return links
+    # A launcher may give the next job other cores, which therefore are not kept.
+    root = with_cores(links.tree.root, cores.of_hosts(hosts, [answer["cores"] for answer in answers]))
+    return replace(links, tree=replace(links.tree, root=root))
 
 
 def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[str, Any]) -> Network:

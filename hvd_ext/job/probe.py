@@ -70,9 +70,9 @@ MEETING_S = 0.03  # of the larger size; a shorter one would be disturbed too eas
 PARTS = (4, 1)  # smaller sizes are for the curve
 LEAST_SAMPLES, MOST_SAMPLES, STEPS = 3, 8, 2
 MEETING_NBYTES = 128 << 10, 8 << 20
-# Racks: all pairs of so many hosts meet in the time; a step that is not counted and LEAST_SAMPLES samples of STEPS.
+# Racks: all pairs of so many hosts meet in about this time, with at least so many bytes.
 RACKS_S = 3.0  # of each attempt; the second one is made where the first one leaves a doubt
-MOST_HOSTS = 16
+MOST_HOSTS, LEAST_NBYTES = 16, 16 << 10
 ALONE = 2
 Times = dict[str, list[list[float]]]  # the samples of each series in each attempt
 
@@ -445,27 +445,31 @@ def _racks(
     # The mean, because a pair that ends first leaves the link to the others, which are slow for a part of the time.
     met = [_met(seen, hosts, pairs, f"meeting {number} of 1/1", size.nbytes, fmean) for number, pairs in meetings]
     slow = racks.suspects(ports, met) if len(hosts) > 2 else []
-    rounds = [*patterns.pairs_of(len(hosts), len(hosts)), *([pair] for pair in slow[:ALONE])]
-    beta = (1 + LEAST_SAMPLES * STEPS) * len(rounds) * max(beta for pairs in met for beta in pairs.values())
-    nbytes, slow, rounds = stand.agreed((min(size.nbytes, int(RACKS_S / beta) // 4096 * 4096), slow, rounds))
+    paired = patterns.pairs_of(len(hosts), len(hosts))
+    step_s = RACKS_S / (len(paired) + ALONE) / (1 + LEAST_SAMPLES * STEPS)
+    betas = [max(pairs.values()) for pairs in met]
+    betas += [max(betas)] * (len(paired) - len(betas))  # of the rounds that were left out
+    wanted = [(step_s / beta, pairs) for beta, pairs in zip(betas, paired, strict=True)]
+    # A pair that was slow beside others may be as many times as fast alone.
+    wanted += [(step_s / max(betas) * len(paired[0]), [pair]) for pair in slow[:ALONE]]
+    rounds = [(min(int(nbytes), size.nbytes) // 4096 * 4096, pairs) for nbytes, pairs in wanted]
+    slow, rounds = stand.agreed((slow, rounds))
     none = racks.Racks((tuple(range(len(hosts))),), (0.0,))
     if not slow:
         return none, []
-    if len(hosts) > MOST_HOSTS or nbytes < MEETING_NBYTES[0]:
+    if len(hosts) > MOST_HOSTS or min(nbytes for nbytes, _ in rounds) < LEAST_NBYTES:
         first, second = (names[host] for host in slow[0])
-        words = (
-            f"{first} and {second} are slower than their ports, and it takes too long to pair all {len(hosts)} hosts"
-        )
-        return replace(none, doubt=words), []
+        doubt = f"{first} and {second} are slower than their ports, and {len(hosts)} hosts have too many pairs to time"
+        return replace(none, doubt=doubt), []
     fewest = min(map(len, hosts))
     alike = [ranks[:fewest] for ranks in hosts]  # so that all pairs send as much
-    paired = [[(low, high) for low, high in pairs] for pairs in rounds]
+    rounds = [(nbytes, [(low, high) for low, high in pairs]) for nbytes, pairs in rounds]
     for _ in range(ATTEMPTS):
-        for number, pairs in enumerate(paired):
+        for number, (nbytes, pairs) in enumerate(rounds):
             what = _exchange(alike, pairs, stand.engine.size, nbytes, size.message_nbytes)
             stand.time(f"round {number}", *what, samples=LEAST_SAMPLES, steps=STEPS, together=True)
         seen = stand.gathered()
-        met = [_met(seen, alike, pairs, f"round {number}", nbytes) for number, pairs in enumerate(paired)]
+        met = [_met(seen, alike, pairs, f"round {number}", nbytes) for number, (nbytes, pairs) in enumerate(rounds)]
         found = racks.find(fastest(met, len(hosts)), met, names)
         if not stand.agreed(found.doubt):
             break

@@ -9,23 +9,27 @@ pairs of the round across an uplink, a pair of the hosts i and j of the racks R 
 
 per byte if the links are shared evenly. Each rack's uplink follows from the rounds: the last of k pairs ends when the
 bytes of all of them have crossed. So what remains to be found is the partition into racks. Hosts of a rack see all
-others alike, which orders the hosts in a dendrogram; of its cuts, the coarsest one counts whose times are the measured
-ones. One group of all hosts means that there are no racks. If no cut explains the times, racks are not the reason for
-them, or other work disturbed the measurement.
+others alike, which orders the hosts in a dendrogram; of its cuts, the coarsest one counts that explains the times about
+as well as any. One group of all hosts means that there are no racks. If no cut explains the times, racks are not the
+reason for them, or other work disturbed the measurement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvd_ext.topology.fit import levelled
 
-# A pair that takes longer than its links explain by more than this factor, either way, is not explained by them.
+# A pair that takes longer than its ports explain by more than this factor may share something else.
 EXPLAINED = 1.2
+# Of the cuts whose mean error (a logarithm) is this near the least one, the coarsest counts. No pair of it may take
+# longer or less long than expected by more than a factor, or other work has disturbed the measurement.
+NEAR, TOLERATED = 0.05, 1.3
 # Uplinks that differ by less than this have one rate; what one pair of several leaves to the others depends on it much.
 ALIKE = 0.1
 Pair = tuple[int, int]
@@ -64,17 +68,15 @@ def find(ports: Sequence[float], rounds: Sequence[Round], names: Sequence[str] =
         rounds: what was measured; over all rounds every pair of hosts has met.
         names: the names of the hosts for `doubt`; their numbers by default.
     """
-    worst: list[tuple[float, Pair, float, float]] = []
-    for groups in _cuts(_distances(ports, rounds)):
-        uplinks = _uplinks(groups, rounds)
-        pair, seen, expected = _unexplained(groups, uplinks, ports, rounds)
-        error = max(seen / expected, expected / seen)
-        if error <= EXPLAINED:
-            return Racks(groups, uplinks)
-        worst.append((error, pair, seen, expected))
-    _, pair, seen, expected = min(worst)
+    cuts = [(groups, _uplinks(groups, rounds)) for groups in _cuts(_distances(ports, rounds))]
+    errors = [_errors(groups, uplinks, ports, rounds) for groups, uplinks in cuts]
+    missed = [float(np.sqrt(np.mean([error * error for _, error in found]))) for found in errors]
+    chosen = next(number for number, size in enumerate(missed) if size <= min(missed) + NEAR)
+    pair, error = max(errors[chosen], key=lambda found: abs(found[1]))
+    if abs(error) <= np.log(TOLERATED):
+        return Racks(*cuts[chosen])
     first, second = (names[host] if names else f"host {host}" for host in pair)
-    doubt = f"no racks explain that {first} and {second} took {seen / expected:.2f} times the expected time"
+    doubt = f"no racks explain that {first} and {second} took {np.exp(error):.2f} times the expected time"
     return Racks((tuple(range(len(ports))),), (0.0,), doubt)
 
 
@@ -120,23 +122,25 @@ def _crossing(groups: Groups, round_: Round) -> list[list[Pair]]:
 
 
 def _uplinks(groups: Groups, rounds: Sequence[Round]) -> tuple[float, ...]:
-    uplinks = [float("inf")] * len(groups)
+    """The seconds per byte of each group's uplink, the middle of those rounds that it held up; 0 without an uplink."""
+    most: list[list[float]] = [[] for _ in groups]
     for round_ in rounds:
         for number, pairs in enumerate(_crossing(groups, round_)):
             if pairs:
-                uplinks[number] = min(uplinks[number], max(round_[pair] for pair in pairs) / len(pairs))
-    return tuple(levelled([0.0 if beta == float("inf") else beta for beta in uplinks], ALIKE))
+                most[number].append(max(round_[pair] for pair in pairs) / len(pairs))
+    held_up = [[beta for beta in betas if beta <= min(betas) * (1 + ALIKE)] for betas in most]
+    return tuple(levelled([median(betas) if betas else 0.0 for betas in held_up], ALIKE))
 
 
-def _unexplained(
+def _errors(
     groups: Groups, uplinks: Sequence[float], ports: Sequence[float], rounds: Sequence[Round]
-) -> tuple[Pair, float, float]:
-    """The pair whose time is explained worst, its time, and the expected one, as seconds per byte."""
-    answers = []
+) -> list[tuple[Pair, float]]:
+    """The logarithm of the measured time of each pair over that which the groups explain."""
+    errors = []
     for round_ in rounds:
         expected = _shared(groups, uplinks, ports, round_)
-        answers += [(pair, beta, expected[pair]) for pair, beta in round_.items()]
-    return max(answers, key=lambda answer: abs(float(np.log(answer[1] / answer[2]))))
+        errors += [(pair, float(np.log(beta / expected[pair]))) for pair, beta in round_.items()]
+    return errors
 
 
 def _shared(groups: Groups, uplinks: Sequence[float], ports: Sequence[float], round_: Round) -> dict[Pair, float]:

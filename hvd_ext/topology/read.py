@@ -3,9 +3,9 @@
 A node has a name, the link that joins its children, and one of three keys: `ranks` for a host, `children` for a rack or
 the cluster (of any depth, and as uneven as needed), or `rank` for a single rank beside branches, which has no link. A
 link has a latency and either `beta_s_per_byte` or `gbit_per_s`. A child may have a `port` of its own, which replaces
-the link of the node above it. The outermost node may have what the processors need: `gamma_s_per_byte`, the time in
-which a rank reduces a byte, `message_s`, `selection_s_per_byte` and `handover`; without them it costs nothing, or what
-was measured elsewhere. Two hosts with three and two ranks:
+the link of the node above it, and a host may have `cores`, which its ranks share. The outermost node may have what the
+processors need: `gamma_s_per_byte`, the time in which a rank reduces a byte, `message_s`, `selection_s_per_byte` and
+`handover`; without them it costs nothing, or what was measured elsewhere. Two hosts with three and two ranks:
 
     name: cluster
     link: {alpha_s: 30.0e-6, gbit_per_s: 10}
@@ -62,6 +62,11 @@ class _NodeSchema(BaseModel):
     port: _LinkSchema | None = Field(
         default=None, description="the node's own port to the node above it, where it differs from that node's `link`"
     )
+    cores: float | None = Field(
+        default=None,
+        gt=0,
+        description="processor cores that the ranks of a host may use; a core for each rank by default",
+    )
     ranks: list[int] | None = Field(default=None, min_length=1, description="the node is a host with these ranks")
     children: list[_NodeSchema] | None = Field(
         default=None, min_length=1, description="the node is a rack, or the cluster: hosts, racks, single ranks"
@@ -86,7 +91,7 @@ class _NodeSchema(BaseModel):
         if self.rank is not None:
             return leaf(self.rank, port)
         children = tuple(child.node() for child in self.children or ()) or tuple(leaf(r) for r in self.ranks or ())
-        return Node(self.name, self.link.link() if self.link else NO_LINK, children, port=port)
+        return Node(self.name, self.link.link() if self.link else NO_LINK, children, port=port, cores=self.cores or 0.0)
 
 
 class _ClusterSchema(_NodeSchema):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -49,6 +49,8 @@ class Node:
         rank: a leaf's rank; -1 for a branch.
         port: this node's own port to its parent, where the parent's children have different ones (hosts with different
             network cards); None for the parent's `link`.
+        cores: of a host, the processor cores that its ranks may use, which need not be a whole number; 0 for a core for
+            each rank.
     """
 
     name: str
@@ -56,12 +58,18 @@ class Node:
     children: tuple[Node, ...] = ()
     rank: int = -1
     port: Link | None = None
+    cores: float = 0.0
 
     def __post_init__(self) -> None:
         if (self.rank >= 0) == bool(self.children):
             raise TopologyError(
                 f"node {self.name!r}: it must be a leaf with a rank or a branch with children, got rank {self.rank} "
                 f"and {len(self.children)} children"
+            )
+        if not 0 <= self.cores < float("inf") or (self.cores and self.height != 1):
+            raise TopologyError(
+                f"node {self.name!r}: cores ({self.cores}) must be finite and not negative, and only a host, whose "
+                "children are ranks, has any"
             )
 
     def __hash__(self) -> int:
@@ -70,7 +78,7 @@ class Node:
     @cached_property
     def _hash(self) -> int:
         """Kept, because plans and prices are looked up by their tree, and a tree of thousands of ranks takes long."""
-        return hash((self.name, self.link, self.children, self.rank, self.port))
+        return hash((self.name, self.link, self.children, self.rank, self.port, self.cores))
 
     @cached_property
     def ports(self) -> tuple[Link, ...]:
@@ -220,6 +228,15 @@ class Tree:
         visit(self.root)
         return tuple(hosts)
 
+    @cached_property
+    def sharing(self) -> tuple[float, ...]:
+        """For each rank, how many ranks of its host share a core while all of them compute, at least 1."""
+        shared = [1.0] * self.size
+        for host in self.levels()[0] if self.root.children else ():
+            for rank in host.ranks if host.cores else ():
+                shared[rank] = max(len(host.ranks) / host.cores, 1.0)
+        return tuple(shared)
+
     def subset(self, ranks: Sequence[int]) -> Tree:
         """The tree of some of the ranks, with new numbers.
 
@@ -243,7 +260,7 @@ class Tree:
             if not node.children:
                 return leaf(place_of[node.rank], node.port) if node.rank in place_of else None
             children = tuple(left for child in node.children if (left := kept(child)) is not None)
-            return Node(node.name, node.link, children, port=node.port) if children else None
+            return replace(node, children=children) if children else None
 
         root = kept(self.root)
         assert root is not None
@@ -271,6 +288,13 @@ def trunk(root: Node) -> Node:
     while len(root.children) == 1 and root.children[0].children:
         root = root.children[0]
     return replace(root, port=None)
+
+
+def with_cores(node: Node, cores: Mapping[str, float]) -> Node:
+    """Gives the hosts of a branch their processor cores, by name."""
+    if node.height == 1:
+        return replace(node, cores=cores.get(node.name, 0.0))
+    return replace(node, children=tuple(with_cores(child, cores) for child in node.children))
 
 
 def relinked(node: Node, change: Callable[[Link], Link], *, between_hosts: bool) -> Node:

@@ -37,6 +37,8 @@ def _node(node: Node) -> dict[str, Any]:
     if not node.children:
         return {**values, "rank": node.rank}
     values["link"] = _link(node.link)
+    if node.cores:
+        values["cores"] = rounded(node.cores)
     if all(not child.children and child.port is None for child in node.children):
         return {**values, "ranks": list(node.ranks)}
     return {**values, "children": [_node(child) for child in node.children]}

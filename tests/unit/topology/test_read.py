@@ -85,7 +85,7 @@ def test_the_table_has_every_key_that_a_file_may_have() -> None:
         link: {alpha_s: 0, gbit_per_s: 1}
         children:
           - {rank: 0, port: {alpha_s: 0, gbit_per_s: 1}}
-          - {link: {alpha_s: 0, beta_s_per_byte: 0}, ranks: [1]}
+          - {link: {alpha_s: 0, beta_s_per_byte: 0}, cores: 1.5, ranks: [1]}
     """
     assert reader.parse(everything).size == 2
     rows = {name: (place, takes) for name, place, takes, _ in reader.table()}
@@ -119,6 +119,8 @@ def test_the_table_has_every_key_that_a_file_may_have() -> None:
             EXAMPLE.replace("[1, 3]", "[1, 3]\n    rank: 5"),
             "exactly one of children, ranks and rank, got ranks and rank",
         ),
+        (EXAMPLE + "cores: 2\n", r"cores \(2.0\) must be .* only a host"),
+        (EXAMPLE.replace("ranks: [1, 3]", "ranks: [1, 3]\n    cores: 0"), "children.1.cores: .*greater than 0"),
         ("ranks: [0]", "a node with children or ranks must have a link"),
         ("rank: 0\nlink: {alpha_s: 0, gbit_per_s: 1}", "a single rank has none"),
         (HOST + "port: {alpha_s: 0, gbit_per_s: 1}", "must not have a port"),
