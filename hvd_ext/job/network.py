@@ -61,8 +61,9 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
         return {"cores": cores.seen(), "kept": None if entry is None else (write.text(entry[0]), entry[1])}
 
     answers = consensus.exchange(engine, "network", known)
+    cores_of = cores.of_hosts(hosts, [answer["cores"] for answer in answers])
     if answers[0]["kept"] is None:
-        links = _measured(engine, hosts, options, key)
+        links = _measured(engine, hosts, options, key, cores_of)
     else:
         text, day = answers[0]["kept"]
         tree = read.parse(text, "of the cache", engine.size)
@@ -70,17 +71,18 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
     if links.source == ASSUMED:
         return links
     # A launcher may give the next job other cores, which therefore are not kept.
-    root = with_cores(links.tree.root, cores.of_hosts(hosts, [answer["cores"] for answer in answers]))
-    return replace(links, tree=replace(links.tree, root=root))
+    return replace(links, tree=replace(links.tree, root=with_cores(links.tree.root, cores_of)))
 
 
-def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[str, Any]) -> Network:
+def _measured(
+    engine: Engine, hosts: Sequence[str], options: Options, key: dict[str, Any], cores_of: dict[str, float]
+) -> Network:
     from hvd_ext.job import probe
 
     error = ""
     probed: probe.Measured | None = None
     try:
-        probed = probe.measure(engine, hosts, options)
+        probed = probe.measure(engine, hosts, options, cores_of)
     except HvdExtError as failed:
         error = str(failed) or type(failed).__name__
     except (OSError, ValueError, ArithmeticError, MemoryError) as failed:

@@ -27,7 +27,7 @@ short, and above `MOST_HOSTS` hosts, racks are not found.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -97,9 +97,15 @@ class Measured:
 
 @dataclass
 class Stand:
-    """Where plans are timed, alike on all ranks; `times` has this rank's samples by the name of the series."""
+    """Where plans are timed, alike on all ranks.
+
+    Args:
+        sharing: by how many ranks a core of this rank's host is shared.
+        times: this rank's samples by the name of the series.
+    """
 
     engine: engines.Engine
+    sharing: float = 1.0
     times: Times = field(default_factory=dict)
 
     def time(
@@ -158,6 +164,14 @@ class Stand:
             self.engine.remove_plan(handle)
         self.times.setdefault(name, []).append(series)
 
+    def work_clock(self) -> float:
+        """A clock for work in which ranks do not wait for each other.
+
+        Where they share cores, some of them begin and end late, by more than short work takes. So it is the clock of
+        the processor, and as many times as fast as there are ranks that share a core.
+        """
+        return time.process_time() * self.sharing if self.sharing > 1 else time.perf_counter()
+
     def gathered(self) -> list[Times]:
         """Give what each rank has measured, the same on all ranks; new series may follow."""
         times = {
@@ -179,8 +193,13 @@ def _of(seen: Sequence[Times], name: str, kind: Callable[[list[float]], float] =
     return min(map(min if name.endswith((SMALL, "selection")) else kind, slowest))
 
 
-def measure(job: engines.Engine, hosts: Sequence[str], options: Options) -> Measured:
-    """Measure a job's links; all ranks call it and get the same answer or `HvdExtError`. The job's engine stays."""
+def measure(job: engines.Engine, hosts: Sequence[str], options: Options, cores: Mapping[str, float]) -> Measured:
+    """Measure a job's links; all ranks call it and get the same answer or `HvdExtError`. The job's engine stays.
+
+    Args:
+        hosts: the name of each rank's host.
+        cores: the processor cores of each host.
+    """
     begin = time.perf_counter()
     # What carries the job's data between hosts carries the probe's; nothing is looked for again.
     options = options.replace(transport="tcp" if job.inter_host_transport == "TCP" else "mpi", stall_fatal_s=PATIENCE_S)
@@ -190,7 +209,8 @@ def measure(job: engines.Engine, hosts: Sequence[str], options: Options) -> Meas
         names: dict[str, list[int]] = {}
         for rank, host in enumerate(hosts):
             names.setdefault(host, []).append(rank)
-        stand = Stand(engine)
+        host = hosts[job.rank]
+        stand = Stand(engine, max(len(names[host]) / cores[host], 1.0))
         links = _measured(stand, tuple(names), tuple(map(tuple, names.values())))
         complete = True
     finally:
@@ -212,7 +232,7 @@ def _measured(
     seen = stand.gathered()
     sizes = host_sizes(hosts)
     handed = [(nbytes, _of(seen, f"nothing {nbytes}")) for nbytes in (TINY_NBYTES, *sizes)]
-    handover = Link(handed[0][1], 0.0)
+    handover = Link(_of(seen, f"nothing {SMALL}"), 0.0)
     most = max(len(ranks) for ranks in hosts)
     # Of the smallest size most of the time is latency.
     times = [(TINY_NBYTES, handover.alpha_s), *((nbytes, _whole_s(seen, nbytes)) for nbytes in sizes[1:])]
@@ -220,7 +240,8 @@ def _measured(
     cached += 1
     cache_nbytes = float(np.sqrt(sizes[cached - 1] * sizes[cached])) if cached < len(sizes) else 0.0
     sizes = sizes[:cached]
-    handover = Link(handover.alpha_s, middle(slopes(handed[: 1 + cached])))
+    # Of the smallest size most of the time is latency, here as above.
+    handover = Link(handover.alpha_s, middle(slopes([handed[0], *(handed[2 : 1 + cached] or handed[1:2])])))
     inside = [_inside([seen[rank] for rank in ranks], sizes, len(ranks), most, handover) for ranks in hosts]
     timed = [host for host in inside if host is not None]
     alpha_s = float(np.median([host.link.alpha_s for host in timed])) if timed else 0.0
@@ -278,11 +299,12 @@ def _cluster(nodes: Sequence[Node], between: Link, ports: Sequence[float], found
 def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]]) -> None:
     size = stand.engine.size
     sizes = host_sizes(hosts)
+    stand.time(f"nothing {SMALL}", patterns.nothing(size), TINY_NBYTES)
     for nbytes in (TINY_NBYTES, *sizes):
         samples = _samples(nbytes)
-        stand.time(f"nothing {nbytes}", patterns.nothing(size), nbytes, samples=samples)
+        stand.time(f"nothing {nbytes}", patterns.nothing(size), nbytes, samples=samples, clock=stand.work_clock)
     selecting, dense = (patterns.selection(size, dense) for dense in (False, True))
-    # The time of a processor, because ranks that share one begin late; prices know how many share it.
+    # The time of a processor; prices know how many ranks share it.
     stand.time("selection", selecting, SELECTED_NBYTES, clock=time.process_time, dense=dense)
     stand.time("no selection", patterns.nothing(size), SELECTED_NBYTES, clock=time.process_time)
     largest = max(len(ranks) for ranks in hosts)
@@ -342,7 +364,7 @@ def _inside(seen: Sequence[Times], sizes: Sequence[int], size: int, most: int, h
     added: list[tuple[float, float]] = []
     both: list[tuple[float, float]] = []
     for nbytes in sizes:
-        own_s = _of(seen, f"nothing {nbytes}")
+        own_s = handover.alpha_s + nbytes * handover.beta_s_per_byte
         for kind, points, times in (("all_gather", sent, 1), ("reduce_scatter", added, 1), ("both", both, 2)):
             whole_s = _of(seen, f"in hosts, {kind} {nbytes}")
             # What is left of noisy times is at least a part.
