@@ -71,7 +71,7 @@ PARTS = (4, 1)  # smaller sizes are for the curve
 LEAST_SAMPLES, MOST_SAMPLES, STEPS = 3, 8, 2
 MEETING_NBYTES = 128 << 10, 8 << 20
 # Racks: all pairs of so many hosts meet in about this time, with at least so many bytes.
-RACKS_S = 3.0  # of each attempt; the second one is made where the first one leaves a doubt
+RACKS_S = 2.0  # of each attempt; the second one is made where the first one leaves a doubt
 MOST_HOSTS, LEAST_NBYTES = 16, 16 << 10
 ALONE = 2
 Times = dict[str, list[list[float]]]  # the samples of each series in each attempt
@@ -474,7 +474,7 @@ def _racks(
     wanted = [(step_s / beta, pairs) for beta, pairs in zip(betas, paired, strict=True)]
     # A pair that was slow beside others may be as many times as fast alone.
     wanted += [(step_s / max(betas) * len(paired[0]), [pair]) for pair in slow[:ALONE]]
-    rounds = [(min(int(nbytes), size.nbytes) // 4096 * 4096, pairs) for nbytes, pairs in wanted]
+    rounds = [(min(int(nbytes), MEETING_NBYTES[1]) // 4096 * 4096, pairs) for nbytes, pairs in wanted]
     slow, rounds = stand.agreed((slow, rounds))
     none = racks.Racks((tuple(range(len(hosts))),), (0.0,))
     if not slow:
