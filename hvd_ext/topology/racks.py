@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,7 +128,7 @@ def _uplinks(groups: Groups, rounds: Sequence[Round]) -> tuple[float, ...]:
             if pairs:
                 most[number].append(max(round_[pair] for pair in pairs) / len(pairs))
     held_up = [[beta for beta in betas if beta <= min(betas) * (1 + ALIKE)] for betas in most]
-    return tuple(levelled([median(betas) if betas else 0.0 for betas in held_up], ALIKE))
+    return tuple(levelled([float(np.median(betas)) if betas else 0.0 for betas in held_up], ALIKE))
 
 
 def _errors(
