@@ -37,11 +37,12 @@ import numpy as np
 from hvd_ext.engine import engine as engines
 from hvd_ext.job import consensus
 from hvd_ext.planning import lower, patterns
+from hvd_ext.planning.cost import simulate
 from hvd_ext.planning.grain import message_nbytes
 from hvd_ext.planning.layout import BucketLayout, Layout, Selection
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.topology import racks
-from hvd_ext.topology.fit import Curve, knee, levelled, line, middle, rounded, slopes, typical
+from hvd_ext.topology.fit import Curve, levelled, line, middle, rounded, slopes, typical
 from hvd_ext.topology.racks import Pair
 from hvd_ext.topology.tree import SHARED_MEMORY, Link, Node, Tree, leaf
 
@@ -59,6 +60,8 @@ REPEATS = 3  # of each attempt
 # slower than memory.
 HOST_SIZES = (64 << 10, 512 << 10, 2 << 20, 4 << 20, 16 << 20)
 HOST_NBYTES = 64 << 20
+CACHED = 3  # of the sizes, for one line through all; other sizes have factors
+MOST_TIMES = 8.0  # a factor beyond it is a disturbance
 HOST_SEGMENT_NBYTES = 512 << 10  # of each rank's messages, as grain.py has it for one host
 SELECTED_NBYTES = 1 << 20
 DENSITY = 0.01
@@ -232,17 +235,11 @@ def _measured(
     seen = stand.gathered()
     sizes = host_sizes(hosts)
     handed = [(nbytes, _of(seen, f"nothing {nbytes}")) for nbytes in (TINY_NBYTES, *sizes)]
-    handover = Link(_of(seen, f"nothing {SMALL}"), 0.0)
     most = max(len(ranks) for ranks in hosts)
     # Of the smallest size most of the time is latency.
-    times = [(TINY_NBYTES, handover.alpha_s), *((nbytes, _whole_s(seen, nbytes)) for nbytes in sizes[1:])]
-    cached, factor = knee(slopes(times)) if len(sizes) > 1 else (0, 1.0)
-    cached += 1
-    cache_nbytes = float(np.sqrt(sizes[cached - 1] * sizes[cached])) if cached < len(sizes) else 0.0
-    sizes = sizes[:cached]
-    # Of the smallest size most of the time is latency, here as above.
-    handover = Link(handover.alpha_s, middle(slopes([handed[0], *(handed[2 : 1 + cached] or handed[1:2])])))
-    inside = [_inside([seen[rank] for rank in ranks], sizes, len(ranks), most, handover) for ranks in hosts]
+    beta = middle(slopes([handed[0], *(handed[2 : 1 + CACHED] or handed[1:2])]))
+    handover = Link(_of(seen, f"nothing {SMALL}"), beta)
+    inside = [_inside([seen[rank] for rank in ranks], sizes[:CACHED], len(ranks), most, handover) for ranks in hosts]
     timed = [host for host in inside if host is not None]
     alpha_s = float(np.median([host.link.alpha_s for host in timed])) if timed else 0.0
     shared = iter(Link(alpha_s, beta) for beta in levelled([host.link.beta_s_per_byte for host in timed]))
@@ -259,8 +256,12 @@ def _measured(
         Node(name, link, tuple(leaf(rank) for rank in ranks))
         for name, link, ranks in zip(names, links, hosts, strict=True)
     ]
+    # With several hosts the messages inside them have their time in the latency.
+    largest = max(nodes, key=lambda node: (len(node.children), node.link.beta_s_per_byte))
+    inner = replace(largest, children=tuple(map(leaf, range(most))))
+    factors = _factors(seen, Tree(inner, gamma, 0.0 if meetings else message_s, handover=handover), sizes)
     if not meetings:
-        return Tree(nodes[0], gamma, message_s, selection, handover, cache_nbytes, factor), tuple(curves), ""
+        return Tree(nodes[0], gamma, message_s, selection, handover, factors), tuple(curves), ""
     assert size is not None
     met = [_met(seen, hosts, pairs, f"meeting {number} of 1/1", size.nbytes) for number, pairs in enumerate(meetings)]
     ports = fastest(met, len(hosts))
@@ -272,7 +273,7 @@ def _measured(
     between = Link(alpha_s, sorted(ports)[(len(ports) - 1) // 2])
     curves.append(Curve("between hosts", points, between))
     root = _cluster(nodes, between, ports, found)
-    return Tree(root, gamma, message_s, selection, handover, cache_nbytes, factor), tuple(curves), found.doubt
+    return Tree(root, gamma, message_s, selection, handover, factors), tuple(curves), found.doubt
 
 
 def _cluster(nodes: Sequence[Node], between: Link, ports: Sequence[float], found: racks.Racks) -> Node:
@@ -327,11 +328,26 @@ def host_sizes(hosts: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return tuple(nbytes for nbytes in sizes if nbytes <= most) or sizes[:1]
 
 
-def _whole_s(seen: Sequence[Times], nbytes: int) -> float:
-    """The time of a ring's allreduce in hosts with its hand-over, which is all if every host has one rank."""
-    own_s = _of(seen, f"nothing {nbytes}")
-    name = f"in hosts, both {nbytes}"
-    return max(own_s, _of(seen, name)) if name in seen[0] else own_s
+def _factors(seen: Sequence[Times], host: Tree, sizes: Sequence[int]) -> tuple[tuple[float, float], ...]:
+    """How many times as long the bytes of each size take as by one line, such that prices are the measured times.
+
+    Args:
+        host: the largest host alone.
+    """
+    plan, factors = patterns.both([host.ranks], host.size), []
+    for number, nbytes in enumerate(sizes):
+        name = f"in hosts, both {nbytes}" if host.size > 1 else f"nothing {nbytes}"
+
+        def price_s(tree: Tree, nbytes: int = nbytes) -> float:
+            segment = min(nbytes, host.size * HOST_SEGMENT_NBYTES)
+            handover_s = tree.handover.alpha_s + nbytes * tree.handover.beta_s_per_byte
+            return simulate(plan, tree, nbytes, segment).seconds or handover_s  # which a price of messages has in it
+
+        latency_s = price_s(host.scaled(0.0))
+        factor = (_of(seen, name) - latency_s) / max(price_s(host) - latency_s, 1e-12)
+        limit = float(np.sqrt(nbytes * sizes[number + 1])) if number + 1 < len(sizes) else float(nbytes)
+        factors.append((limit, min(max(factor, 1 / MOST_TIMES), MOST_TIMES)))
+    return tuple(factors)
 
 
 def _samples(nbytes: int) -> int:

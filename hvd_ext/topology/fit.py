@@ -11,7 +11,6 @@ from hvd_ext.topology.tree import Link
 
 # Hosts whose times per byte differ by less than this have equal network cards, as far as a measurement can tell.
 ALIKE = 0.05
-SLOWER = 1.25  # memory that is slower than caches by less than this is left to one line
 DIGITS = 4  # of a number that was measured; it is not more exact
 
 
@@ -80,29 +79,6 @@ def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
 def middle(values: Sequence[float]) -> float:
     """Gives the value whose largest ratio to the given ones, either way, is least."""
     return float(np.sqrt(min(values) * max(values)))
-
-
-def knee(values: Sequence[float]) -> tuple[int, float]:
-    """Finds the size from which on copies come from memory instead of caches.
-
-    Args:
-        values: seconds per byte of growing sizes, above 0; at least one.
-
-    Returns:
-        The number of sizes that fit into the caches, and how many times as long a byte takes above, split such that
-        both groups are as even as possible; all sizes and 1 if a byte takes about as long everywhere.
-    """
-
-    def width(group: Sequence[float]) -> float:
-        return float(np.log(max(group) / min(group)))
-
-    splits = range(1, len(values))
-    best = min(splits, key=lambda count: max(width(values[:count]), width(values[count:])), default=0)
-    if best:
-        factor = middle(values[best:]) / middle(values[:best])
-        if factor > SLOWER:
-            return best, factor
-    return len(values), 1.0
 
 
 def levelled(betas: Sequence[float], alike: float = ALIKE) -> list[float]:

@@ -113,21 +113,25 @@ class _ClusterSchema(_NodeSchema):
     handover: _LinkSchema | None = Field(
         default=None, description="time of a rank to hand a buffer to the engine and to get it back; none by default"
     )
-    cache_nbytes: float = Field(
-        default=0.0,
-        ge=0,
-        description="size of the largest buffer that stays in the caches of the processors, in bytes",
+    size_nbytes: list[float] = Field(
+        default=[],
+        description="sizes of buffers in bytes, ascending, for which `size_factors` has factors",
     )
-    memory_factor: float = Field(
-        default=1.0,
-        ge=1,
-        description="how many times as long a byte of a larger buffer takes in hosts; 1 by default",
+    size_factors: list[float] = Field(
+        default=[],
+        description="how many times as long a byte of buffers up to each size takes in hosts; the last one counts for "
+        "larger buffers too; 1 by default",
     )
 
     def tree(self) -> Tree:
         handover = self.handover.link() if self.handover else NO_LINK
         costs = (self.gamma_s_per_byte, self.message_s, self.selection_s_per_byte, handover)
-        return Tree(self.node(), *costs, self.cache_nbytes, self.memory_factor)
+        if len(self.size_nbytes) != len(self.size_factors):
+            raise TopologyError(
+                f"size_nbytes and size_factors must have equal lengths; got {len(self.size_nbytes)} and "
+                f"{len(self.size_factors)}"
+            )
+        return Tree(self.node(), *costs, tuple(zip(self.size_nbytes, self.size_factors, strict=True)))
 
 
 def table() -> list[tuple[str, str, str, str]]:
@@ -151,8 +155,8 @@ def _takes(schema: dict[str, Any]) -> str:
     if "$ref" in schema:
         return {"_LinkSchema": "a link", "_NodeSchema": "a node"}[schema["$ref"].rpartition("/")[2]]
     if schema["type"] == "array":
-        many = {"a node": "nodes", "a whole number": "whole numbers"}[_takes(schema["items"])]
-        return f"a list of {many}, {schema['minItems']} or more"
+        many = {"a node": "nodes", "a whole number": "whole numbers", "a number": "numbers"}[_takes(schema["items"])]
+        return f"a list of {many}" + (f", {schema['minItems']} or more" if "minItems" in schema else "")
     words = {"string": "text", "number": "a number", "integer": "a whole number"}[schema["type"]]
     if "minimum" in schema:
         return f"{words}, {schema['minimum']:g} or more"

@@ -119,8 +119,8 @@ class Tree:
             measured on one core (planning/cost/sparse.py).
         handover: the time of a rank to hand a buffer to the engine and to get the result back, a latency and a time per
             byte, with all ranks of a host at work; NO_LINK leaves it out of the prices.
-        cache_nbytes: the size of the largest buffer that stays in the processors' caches.
-        memory_factor: how many times as long a byte of a larger buffer takes to copy and to add, at least 1.
+        sizes: pairs of a size of buffers in bytes, ascending, and how many times as long a byte of buffers up to this
+            size takes to copy and to add as by the links in hosts; the last factor counts for larger ones too.
     """
 
     root: Node
@@ -128,8 +128,7 @@ class Tree:
     message_s: float = 0.0
     selection_s_per_byte: float | None = None
     handover: Link = NO_LINK
-    cache_nbytes: float = 0.0
-    memory_factor: float = 1.0
+    sizes: tuple[tuple[float, float], ...] = ()
 
     def __hash__(self) -> int:
         # The nodes of 4,096 ranks take 20 ms to hash, at each look into a cache; equal hashes are compared in full.
@@ -141,10 +140,9 @@ class Tree:
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise TopologyError(f"tree {self.root.name!r}: {name} must be finite and not negative, got {value}")
-        if not (0 <= self.cache_nbytes < float("inf") and 1 <= self.memory_factor < float("inf")):
+        if list(self.sizes) != sorted(self.sizes) or not all(0 < n < float("inf") for pair in self.sizes for n in pair):
             raise TopologyError(
-                f"tree {self.root.name!r}: cache_nbytes must not be negative and memory_factor be at least 1, got "
-                f"{self.cache_nbytes} and {self.memory_factor}"
+                f"tree {self.root.name!r}: sizes must be pairs of ascending bytes and factors above 0, got {self.sizes}"
             )
         if self.root.port is not None:
             raise TopologyError(f"tree {self.root.name!r}: the root has no parent, so that it must not have a port")
@@ -173,24 +171,32 @@ class Tree:
         return self.root.height
 
     def at(self, nbytes: float) -> Tree:
-        """The tree for buffers of a size: a larger one than the caches hold takes longer to copy and to add.
+        """The tree for buffers of a size, whose bytes take longer or less long to copy and to add, as caches have it.
 
         Returns:
-            This tree, or one whose memory_factor has gone into the links in hosts, the additions and the hand-over.
+            A tree without sizes; their factor has gone into the links in hosts, the additions and the hand-over.
         """
-        return self if nbytes <= self.cache_nbytes or self.memory_factor == 1 else self._from_memory
+        factors = (
+            [factor for limit, factor in self.sizes if nbytes <= limit] or [f for _, f in self.sizes[-1:]] or [1.0]
+        )
+        return self._times[factors[0]] if self.sizes else self
 
     @cached_property
-    def _from_memory(self) -> Tree:
+    def _times(self) -> dict[float, Tree]:
+        return {factor: self.scaled(factor) for _, factor in self.sizes}
+
+    def scaled(self, factor: float) -> Tree:
+        """The tree with longer or shorter times of bytes in hosts, without sizes."""
+
         def slower(link: Link) -> Link:
-            return Link(link.alpha_s, link.beta_s_per_byte * self.memory_factor)
+            return Link(link.alpha_s, link.beta_s_per_byte * factor)
 
         return replace(
             self,
             root=relinked(self.root, slower, between_hosts=False),
-            gamma_s_per_byte=self.gamma_s_per_byte * self.memory_factor,
+            gamma_s_per_byte=self.gamma_s_per_byte * factor,
             handover=slower(self.handover),
-            memory_factor=1.0,
+            sizes=(),
         )
 
     def levels(self) -> tuple[tuple[Node, ...], ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hvd_ext.job import network, probe
+from hvd_ext.planning import planner
 from hvd_ext.planning.cost import simulate
 from hvd_ext.topology import racks
 from hvd_ext.topology.tree import Link, Node, Tree, leaf
@@ -100,6 +102,17 @@ def test_the_links_are_those_of_the_times() -> None:
     assert tree.root.link.beta_s_per_byte == pytest.approx(PORT, rel=0.05)
     assert all(port == tree.root.link for port in tree.root.ports)
     assert tree.selection_s_per_byte == pytest.approx(1.9e-4 / probe.SELECTED_NBYTES, rel=0.05)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_on_one_host_prices_are_the_times_at_each_size(ranks: int) -> None:
+    host = cluster((ranks,)).root.children[0]
+    sizes = ((1e5, 0.7), (1e6, 1.0), (3e6, 1.3), (1e9, 2.5))
+    true = Tree(replace(host, name="vm"), 1e-10, 1e-6, handover=Link(1e-5, 3e-10), sizes=sizes)
+    tree, _ = found(Times(true, ((0,),)))
+    for nbytes in probe.host_sizes(true.hosts()):
+        price_s, true_s = (planner.price(of, "ring", nbytes).seconds for of in (tree, true))
+        assert price_s == pytest.approx(true_s, rel=0.1)
 
 
 @pytest.mark.parametrize("disturbed", [0, 1])
