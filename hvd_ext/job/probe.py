@@ -343,7 +343,7 @@ def _factors(seen: Sequence[Times], host: Tree, sizes: Sequence[int]) -> tuple[t
             handover_s = tree.handover.alpha_s + nbytes * tree.handover.beta_s_per_byte
             return simulate(plan, tree, nbytes, segment).seconds or handover_s  # which a price of messages has in it
 
-        latency_s = price_s(host.scaled(0.0))
+        latency_s = price_s(host.slowed(0.0))
         factor = (_of(seen, name) - latency_s) / max(price_s(host) - latency_s, 1e-12)
         limit = float(np.sqrt(nbytes * sizes[number + 1])) if number + 1 < len(sizes) else float(nbytes)
         factors.append((limit, min(max(factor, 1 / MOST_TIMES), MOST_TIMES)))

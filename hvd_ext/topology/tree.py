@@ -183,9 +183,9 @@ class Tree:
 
     @cached_property
     def _times(self) -> dict[float, Tree]:
-        return {factor: self.scaled(factor) for _, factor in self.sizes}
+        return {factor: self.slowed(factor) for _, factor in self.sizes}
 
-    def scaled(self, factor: float) -> Tree:
+    def slowed(self, factor: float) -> Tree:
         """The tree with longer or shorter times of bytes in hosts, without sizes."""
 
         def slower(link: Link) -> Link:

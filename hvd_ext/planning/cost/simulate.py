@@ -97,7 +97,7 @@ class Segments:
         return self._played[count]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def program_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Program:
     """Makes the program of a plan, which the events of `hvd_ext.simulation` play."""
     ports = Ports(tree)
