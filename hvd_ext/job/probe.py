@@ -61,9 +61,9 @@ REPEATS = 3  # of each attempt
 HOST_SIZES = (64 << 10, 512 << 10, 2 << 20, 4 << 20, 16 << 20)
 HOST_NBYTES = 64 << 20
 CACHED = 3  # of the sizes, for one line through all; other sizes have factors
-MOST_TIMES = 8.0  # a factor beyond it is a disturbance
+MOST_TIMES = 4.0  # a factor beyond it is a disturbance
 HOST_SEGMENT_NBYTES = 512 << 10  # of each rank's messages, as grain.py has it for one host
-SELECTED_NBYTES = 1 << 20
+SELECTED_NBYTES = 8 << 20  # so many that what a selection takes beside its bytes is little
 DENSITY = 0.01
 # Between hosts: the first look, and the time that the meetings of all rounds may take together.
 LOOK_NBYTES = 64 << 10
@@ -302,8 +302,7 @@ def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]]) -> None:
     sizes = host_sizes(hosts)
     stand.time(f"nothing {SMALL}", patterns.nothing(size), TINY_NBYTES)
     for nbytes in (TINY_NBYTES, *sizes):
-        samples = _samples(nbytes)
-        stand.time(f"nothing {nbytes}", patterns.nothing(size), nbytes, samples=samples, clock=stand.work_clock)
+        stand.time(f"nothing {nbytes}", patterns.nothing(size), nbytes, clock=stand.work_clock)
     selecting, dense = (patterns.selection(size, dense) for dense in (False, True))
     # The time of a processor; prices know how many ranks share it.
     stand.time("selection", selecting, SELECTED_NBYTES, clock=time.process_time, dense=dense)
@@ -318,7 +317,7 @@ def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]]) -> None:
         segment = min(nbytes, largest * HOST_SEGMENT_NBYTES)
         plans = {kind: patterns.rings(hosts, size, kind) for kind in ("all_gather", "reduce_scatter")}
         for kind, plan in (*plans.items(), ("both", patterns.both(hosts, size))):
-            stand.time(f"in hosts, {kind} {nbytes}", plan, nbytes, segment, samples=_samples(nbytes))
+            stand.time(f"in hosts, {kind} {nbytes}", plan, nbytes, segment)
 
 
 def host_sizes(hosts: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -348,10 +347,6 @@ def _factors(seen: Sequence[Times], host: Tree, sizes: Sequence[int]) -> tuple[t
         limit = float(np.sqrt(nbytes * sizes[number + 1])) if number + 1 < len(sizes) else float(nbytes)
         factors.append((limit, min(max(factor, 1 / MOST_TIMES), MOST_TIMES)))
     return tuple(factors)
-
-
-def _samples(nbytes: int) -> int:
-    return REPEATS if nbytes < HOST_SIZES[-1] else 3
 
 
 @dataclass(frozen=True)
