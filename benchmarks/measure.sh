@@ -121,6 +121,8 @@ for part in $parts; do
                 hitopk@0.01 hitopk@0.001 1048576 16777216 100000000
         done
         rehearsed 3,3,3,3 --racks 2 --rate 100mbit --rack-rate 50mbit -- \
+            python -m benchmarks.studies.prices "$folder/prices.json" "100 Mbit/s, racks 50" 262144 1048576 16777216
+        rehearsed 3,3,3,3 --racks 2 --rate 100mbit --rack-rate 50mbit -- \
             python -m benchmarks.studies.prices "$folder/prices.json" "100 Mbit/s, racks 50, told" told 262144 1048576
         rehearsed 2,2 --rate 1gbit -- python -m benchmarks.studies.prices "$folder/prices.json" "1 Gbit/s"
         for ranks in 2 4; do

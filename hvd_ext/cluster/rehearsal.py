@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -147,7 +148,8 @@ class Cluster:
             (folder / name).mkdir()
         (folder / "hosts").write_text(network.hosts_file(self.spec), encoding="utf-8")
         remarks = "".join(f"# {line}\n" for line in describe(self.spec))  # benchmark results contain these lines
-        (folder / "topology.yaml").write_text(remarks + topology(self.spec), encoding="utf-8")
+        links = topology(self.spec, len(os.sched_getaffinity(0)))
+        (folder / "topology.yaml").write_text(remarks + links, encoding="utf-8")
         pid, holders = self._start(folder, cleanup)
         for name, number in holders.items():
             (folder / "holders" / name).write_text(f"{number}\n", encoding="utf-8")

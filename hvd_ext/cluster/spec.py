@@ -244,12 +244,14 @@ def payload_share(mtu: int) -> float:
     return (mtu - HEADERS_NBYTES) / (mtu + FRAME_NBYTES)
 
 
-def topology(spec: Spec) -> str:
-    """Return the cluster's topology file as YAML, with the rates that are left for TCP's payload."""
-    inside = _link(SHARED_MEMORY)
-    hosts = [
-        {"name": name, "link": inside, "ranks": list(ranks)} for name, ranks in zip(spec.names, spec.ranks, strict=True)
-    ]
+def topology(spec: Spec, cores: int = 0) -> str:
+    """Return the cluster's topology file as YAML, with the rates that are left for TCP's payload.
+
+    Args:
+        cores: the processor cores of the machine, of which each host has its share; 0 to say nothing of them.
+    """
+    host = {"link": _link(SHARED_MEMORY), **({"cores": round(cores / len(spec.names), 3)} if cores else {})}
+    hosts = [{"name": name, **host, "ranks": list(ranks)} for name, ranks in zip(spec.names, spec.ranks, strict=True)]
     if len(hosts) == 1:
         return yaml.safe_dump(hosts[0], sort_keys=False)
     host_link, rack_link = (_tcp_link(rate, spec.mtu) for rate in (spec.rate, spec.rack_rate))

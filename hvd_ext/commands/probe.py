@@ -55,10 +55,10 @@ def probe(
 ) -> None:
     """Measure the links between the ranks of a job: mpirun -np 4 python -m hvd_ext probe.
 
-    It measures latency and rate between hosts and inside them, the port of each host, and what processors need for
-    messages, additions and selections. Then it times whole allreduces and sets the planner's prices beside them. The
-    topology file is for HVD_EXT_TOPOLOGY and for the command plan; jobs on the same hosts use what was measured without
-    it.
+    It measures latency and rate between hosts and inside them, the port of each host, the uplinks of racks, and what
+    processors need for messages, additions and selections. Then it times whole allreduces and sets the planner's prices
+    beside them. The topology file is for HVD_EXT_TOPOLOGY and for the command plan; jobs on the same hosts use what was
+    measured without it.
     """
     try:
         if plot is not None:
@@ -143,14 +143,13 @@ def table_of(job: Runtime) -> Table:
         rate = network.rate(dataclasses.replace(tree.root.link, beta_s_per_byte=beta_s_per_byte))
         table.add_row(name, rate if beta_s_per_byte else "-", "-" if seconds is None else f"{seconds * 1e6:.3g} us{of}")
 
-    if not one_host:
-        add("between hosts", tree.root.link.beta_s_per_byte, tree.root.link.alpha_s, " latency")
-        for node in tree.root.children:
-            if node.port is not None:
-                add(f"the port of {node.name}", node.port.beta_s_per_byte, node.port.alpha_s, " latency")
-    for node in [tree.root] if one_host else tree.root.children:
-        if len(node.children) > 1:
-            add(f"in {node.name}", node.link.beta_s_per_byte, node.link.alpha_s, " latency")
+    for node in (node for nodes in reversed(tree.levels()) for node in nodes if len(node.children) > 1):
+        among = f" of {node.name}" if node is not tree.root else ""
+        name = f"in {node.name}" if node.height == 1 else f"between {'racks' if node.height > 2 else 'hosts'}{among}"
+        add(name, node.link.beta_s_per_byte, node.link.alpha_s, " latency")
+        for child in node.children:
+            if child.port is not None:
+                add(f"the port of {child.name}", child.port.beta_s_per_byte, child.port.alpha_s, " latency")
     add("a rank hands a buffer over and gets it back", tree.handover.beta_s_per_byte, tree.handover.alpha_s)
     add("a message of a rank" + ("" if one_host else " to or from another host"), 0.0, tree.message_s)
     add("an addition takes longer than a copy by", tree.gamma_s_per_byte, None)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hvd_ext.errors import HvdExtError
-from hvd_ext.job import consensus, log, probe_cache
+from hvd_ext.job import consensus, cores, log, probe_cache
 from hvd_ext.options import is_file
 from hvd_ext.topology import read, write
 from hvd_ext.topology.fit import Curve, rounded
-from hvd_ext.topology.tree import Link, Tree, from_hosts
+from hvd_ext.topology.tree import Link, Tree, from_hosts, with_cores
 
 if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
@@ -53,28 +53,36 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
         return Network(from_hosts(hosts))
     key = probe_cache.key_of(hosts, options, engine.inter_host_transport)
 
-    def kept() -> Any:
-        # Only rank 0 looks, because hosts may have different files.
-        if engine.rank != 0 or options.probe == "refresh":
-            return None
-        entry = probe_cache.find(key, probe_cache.folder(options))
-        return None if entry is None else (write.text(entry[0]), entry[1])
+    def known() -> dict[str, Any]:
+        # Only rank 0 looks for a file, because hosts may have different ones.
+        entry = None
+        if engine.rank == 0 and options.probe != "refresh":
+            entry = probe_cache.find(key, probe_cache.folder(options))
+        return {"cores": cores.seen(), "kept": None if entry is None else (write.text(entry[0]), entry[1])}
 
-    answer = consensus.exchange(engine, "network", kept)[0]
-    if answer is not None:
-        text, day = answer
+    answers = consensus.exchange(engine, "network", known)
+    cores_of = cores.of_hosts(hosts, [answer["cores"] for answer in answers])
+    if answers[0]["kept"] is None:
+        links = _measured(engine, hosts, options, key, cores_of)
+    else:
+        text, day = answers[0]["kept"]
         tree = read.parse(text, "of the cache", engine.size)
-        return Network(tree, KEPT, f"{describe(tree)}; measured on {day}, HVD_EXT_PROBE=refresh measures again")
-    return _measured(engine, hosts, options, key)
+        links = Network(tree, KEPT, f"{describe(tree)}; measured on {day}, HVD_EXT_PROBE=refresh measures again")
+    if links.source == ASSUMED:
+        return links
+    # A launcher may give the next job other cores, which therefore are not kept.
+    return replace(links, tree=replace(links.tree, root=with_cores(links.tree.root, cores_of)))
 
 
-def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[str, Any]) -> Network:
+def _measured(
+    engine: Engine, hosts: Sequence[str], options: Options, key: dict[str, Any], cores_of: dict[str, float]
+) -> Network:
     from hvd_ext.job import probe
 
     error = ""
     probed: probe.Measured | None = None
     try:
-        probed = probe.measure(engine, hosts, options)
+        probed = probe.measure(engine, hosts, options, cores_of)
     except HvdExtError as failed:
         error = str(failed) or type(failed).__name__
     except (OSError, ValueError, ArithmeticError, MemoryError) as failed:
@@ -86,6 +94,7 @@ def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[
         lambda: {
             "error": error,
             "text": write.text(probed.tree) if probed else "",
+            "doubt": probed.doubt if probed else "",
             "s": probed.seconds if probed else 0.0,
         },
     )
@@ -101,6 +110,12 @@ def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[
             )
         return Network(from_hosts(hosts))
     tree = read.parse(answers[0]["text"], "of rank 0", engine.size)
+    if engine.rank == 0 and answers[0]["doubt"]:
+        log.logger.warning(
+            "it cannot be told whether hosts are in racks (%s); the planner assumes that they are not, and "
+            "HVD_EXT_TOPOLOGY may name a file with racks",
+            answers[0]["doubt"],
+        )
     if engine.rank == 0:
         probe_cache.keep(key, tree, probe_cache.folder(options))
     seconds = float(answers[0]["s"])  # ranks that act on it must have the same
@@ -109,13 +124,23 @@ def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[
 
 def describe(tree: Tree) -> str:
     """Describe a cluster's links, as in "between hosts 95.6 Mbit/s and 41 us, in hosts 16.3 Gbit/s and 1.2 us"."""
-    one_host = len(tree.hosts()) == 1
+    branches = [node for nodes in reversed(tree.levels()) for node in nodes]
     parts = []
-    if not one_host:
-        slower = [f"{node.name}: {rate(node.port)}" for node in tree.root.children if node.port is not None]
-        named = ", ".join(slower[:4]) + (f" and {len(slower) - 4} more" if len(slower) > 4 else "")
-        parts.append(f"between hosts {words(tree.root.link)}" + (f" ({named})" if named else ""))
-    inside = [node.link for node in ([tree.root] if one_host else tree.root.children) if len(node.children) > 1]
+    for above, kind in ((2, "between racks"), (1, "between hosts")):
+        joining = [node for node in branches if node.height == above + 1]
+        if joining:
+            slower = [
+                f"{child.name}: {rate(child.port)}"
+                for node in branches
+                for child in node.children
+                if node.height > above and child.height == above and child.port is not None
+            ]
+            named = ", ".join(slower[:4]) + (f" and {len(slower) - 4} more" if len(slower) > 4 else "")
+            parts.append(f"{kind} {words(joining[0].link)}" + (f" ({named})" if named else ""))
+    racks = [f"{len(node.children)}" for node in branches if node.height == 2 and node is not tree.root]
+    if racks:
+        parts[0] += f" (racks of {' + '.join(racks)} hosts)"
+    inside = [node.link for node in branches if node.height == 1 and len(node.children) > 1]
     if inside:
         parts.append(f"in hosts {words(max(inside, key=lambda link: link.beta_s_per_byte))}")
     return ", ".join(parts)

@@ -10,29 +10,40 @@ take part in every measurement, because a host's ranks share its processors and 
     selections         a plan that selects, all ranks        the cost of a selection
     pairs of hosts     many rounds of 4 bytes                the same as in hosts
                        buffers each way                      the rate of each host's own port
+                       the same from a common begin          racks, if some pairs are slower than their ports
 
 Hosts meet in the order of a round-robin tournament, and a host has the rate of its fastest meeting: the slower one of
 two hosts decides how long they take. One step follows the other, so that what a link sends faster after a pause (a
 token bucket) is used up in the first step, which does not count. The sizes follow from a first look at the rate, such
-that the time limit holds.
+that the time limit holds. Everything is measured twice, and of two attempts the faster one counts: what is left of
+another job, or begins just now, is in one of them only.
+
+A pair that takes longer than the ports of both its hosts explain may share an uplink with other pairs. Then all hosts
+meet again, pair by pair from a common begin, and two of these pairs alone (topology/racks.py). The number of meetings
+grows with the number of hosts, and their sizes shrink, such that an attempt takes at most `RACKS_S`. Where that is too
+short, and above `MOST_HOSTS` hosts, racks are not found.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from hvd_ext.engine import engine as engines
 from hvd_ext.job import consensus
 from hvd_ext.planning import lower, patterns
+from hvd_ext.planning.cost import simulate
 from hvd_ext.planning.grain import message_nbytes
 from hvd_ext.planning.layout import BucketLayout, Layout, Selection
 from hvd_ext.planning.tensors import Tensor
-from hvd_ext.topology.fit import Curve, knee, levelled, line, middle, rounded, slopes, typical
+from hvd_ext.topology import racks
+from hvd_ext.topology.fit import Curve, levelled, line, middle, rounded, slopes, typical
+from hvd_ext.topology.racks import Pair
 from hvd_ext.topology.tree import SHARED_MEMORY, Link, Node, Tree, leaf
 
 if TYPE_CHECKING:
@@ -43,23 +54,30 @@ TINY_NBYTES = 4
 SMALL = "at a time"  # what the names of the series of small messages end with
 ROUNDS = 8  # of small messages, one after the other
 MANY = 8  # messages of a rank in a round
-REPEATS = 5
+ATTEMPTS = 2
+REPEATS = 3  # of each attempt
 # Buffers that fit into caches and, on one host, buffers that do not: so many bytes in all. Between hosts the links are
 # slower than memory.
 HOST_SIZES = (64 << 10, 512 << 10, 2 << 20, 4 << 20, 16 << 20)
 HOST_NBYTES = 64 << 20
+CACHED = 3  # of the sizes, for one line through all; other sizes have factors
+MOST_TIMES = 4.0  # a factor beyond it is a disturbance
 HOST_SEGMENT_NBYTES = 512 << 10  # of each rank's messages, as grain.py has it for one host
-SELECTED_NBYTES = 1 << 20
+SELECTED_NBYTES = 8 << 20  # so many that what a selection takes beside its bytes is little
 DENSITY = 0.01
 # Between hosts: the first look, and the time that the meetings of all rounds may take together.
 LOOK_NBYTES = 64 << 10
-MEETINGS_S = 0.5
+MEETINGS_S = 0.4  # of each attempt
 MOST_MEETINGS = 8
 MEETING_S = 0.03  # of the larger size; a shorter one would be disturbed too easily
 PARTS = (4, 1)  # smaller sizes are for the curve
-LEAST_SAMPLES, MOST_SAMPLES, STEPS = 2, 8, 2
+LEAST_SAMPLES, MOST_SAMPLES, STEPS = 3, 8, 2
 MEETING_NBYTES = 128 << 10, 8 << 20
-Times = dict[str, list[float]]  # the samples of each series
+# Racks: all pairs of so many hosts meet in about this time, with at least so many bytes.
+RACKS_S = 2.0  # of each attempt; the second one is made where the first one leaves a doubt
+MOST_HOSTS, LEAST_NBYTES = 16, 16 << 10
+ALONE = 2
+Times = dict[str, list[list[float]]]  # the samples of each series in each attempt
 
 # The ranks of a job that has begun are there. Who is not heard of for so long ends the probe, and not the job.
 PATIENCE_S = 20.0
@@ -67,18 +85,30 @@ PATIENCE_S = 20.0
 
 @dataclass(frozen=True)
 class Measured:
-    """What the ranks have measured; curves are times over the size, in and between hosts, with the fitted lines."""
+    """What the ranks have measured.
+
+    Args:
+        curves: times over the size, in and between hosts, with the fitted lines.
+        doubt: why it cannot be told whether hosts are in racks; empty if it can.
+    """
 
     tree: Tree
     curves: tuple[Curve, ...]
+    doubt: str
     seconds: float
 
 
 @dataclass
 class Stand:
-    """Where plans are timed, alike on all ranks; `times` has this rank's samples by the name of the series."""
+    """Where plans are timed, alike on all ranks.
+
+    Args:
+        sharing: by how many ranks a core of this rank's host is shared.
+        times: this rank's samples by the name of the series.
+    """
 
     engine: engines.Engine
+    sharing: float = 1.0
     times: Times = field(default_factory=dict)
 
     def time(
@@ -90,12 +120,15 @@ class Stand:
         *,
         samples: int = REPEATS,
         steps: int = 1,
+        together: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
         dense: LogicalPlan | None = None,
     ) -> None:
         """Time the steps of a plan, after a first one that is not counted.
 
         Args:
             steps: the number of steps of a sample, one after the other; the sample is their mean.
+            together: whether no rank begins a sample before all others have ended the last one.
             dense: the companion of a plan that selects; None for a dense plan.
         """
         tensor = Tensor("probe", (max(nbytes // 4, 1),), "float32")
@@ -122,31 +155,54 @@ class Stand:
         step()
         series = []
         for _ in range(samples):
-            begin = time.perf_counter()
+            if together:
+                self.engine.exchange("probe", b"")
+            begin = clock()
             for _ in range(steps):
                 step()
-            series.append((time.perf_counter() - begin) / steps)
+            series.append((clock() - begin) / steps)
         step()  # no rank leaves while another one still measures
         self.engine.close_channel(channel)
         for handle in handles:
             self.engine.remove_plan(handle)
-        self.times[name] = series
+        self.times.setdefault(name, []).append(series)
+
+    def work_clock(self) -> float:
+        """A clock for work in which ranks do not wait for each other.
+
+        Where they share cores, some of them begin and end late, by more than short work takes. So it is the clock of
+        the processor, and as many times as fast as there are ranks that share a core.
+        """
+        return time.process_time() * self.sharing if self.sharing > 1 else time.perf_counter()
 
     def gathered(self) -> list[Times]:
         """Give what each rank has measured, the same on all ranks; new series may follow."""
-        times = {name: [rounded(second) for second in seconds] for name, seconds in self.times.items()}
+        times = {
+            name: [[rounded(second) for second in seconds] for seconds in attempts]
+            for name, attempts in self.times.items()
+        }
         return consensus.exchange(self.engine, "probe", lambda: times)
 
+    def agreed(self, value: Any) -> Any:
+        """Give rank 0's value on all ranks: computers may round differently, and all must run the same plans."""
+        return consensus.exchange(self.engine, "probe", lambda: value)[0]
 
-def _of(seen: Sequence[Times], name: str) -> float:
-    """What a series takes these ranks, of which the slowest counts in each sample."""
-    slowest = [max(values) for values in zip(*(times[name] for times in seen), strict=True)]
+
+def _of(seen: Sequence[Times], name: str, kind: Callable[[list[float]], float] = typical) -> float:
+    """What a series takes these ranks in the better attempt; the slowest rank counts in each sample."""
+    attempts = zip(*(times[name] for times in seen), strict=True)
+    slowest = [[max(values) for values in zip(*ranks, strict=True)] for ranks in attempts]
     # A disturbance is longer than a round of small messages, or a selection, so that the least disturbed sample counts.
-    return min(slowest) if name.endswith((SMALL, "selection")) else typical(slowest)
+    return min(map(min if name.endswith((SMALL, "selection")) else kind, slowest))
 
 
-def measure(job: engines.Engine, hosts: Sequence[str], options: Options) -> Measured:
-    """Measure a job's links; all ranks call it and get the same answer or `HvdExtError`. The job's engine stays."""
+def measure(job: engines.Engine, hosts: Sequence[str], options: Options, cores: Mapping[str, float]) -> Measured:
+    """Measure a job's links; all ranks call it and get the same answer or `HvdExtError`. The job's engine stays.
+
+    Args:
+        hosts: the name of each rank's host.
+        cores: the processor cores of each host.
+    """
     begin = time.perf_counter()
     # What carries the job's data between hosts carries the probe's; nothing is looked for again.
     options = options.replace(transport="tcp" if job.inter_host_transport == "TCP" else "mpi", stall_fatal_s=PATIENCE_S)
@@ -156,7 +212,8 @@ def measure(job: engines.Engine, hosts: Sequence[str], options: Options) -> Meas
         names: dict[str, list[int]] = {}
         for rank, host in enumerate(hosts):
             names.setdefault(host, []).append(rank)
-        stand = Stand(engine)
+        host = hosts[job.rank]
+        stand = Stand(engine, max(len(names[host]) / cores[host], 1.0))
         links = _measured(stand, tuple(names), tuple(map(tuple, names.values())))
         complete = True
     finally:
@@ -164,27 +221,25 @@ def measure(job: engines.Engine, hosts: Sequence[str], options: Options) -> Meas
     return Measured(*links, time.perf_counter() - begin)
 
 
-def _measured(stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...]]) -> tuple[Tree, tuple[Curve, ...]]:
-    _time_hosts(stand, hosts)
+def _measured(
+    stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...]]
+) -> tuple[Tree, tuple[Curve, ...], str]:
     meetings = patterns.pairs_of(len(hosts), MOST_MEETINGS) if len(hosts) > 1 else []
-    if meetings:
-        _look_between(stand, hosts, meetings[0])
+    size = None
+    for _ in range(ATTEMPTS):
+        _time_hosts(stand, hosts)
+        if meetings:
+            _look_between(stand, hosts, meetings[0])
+            size = size or _Size(*stand.agreed(_size_of(_of(stand.gathered(), "look"), len(meetings))))
+            _time_meetings(stand, hosts, meetings, size)
     seen = stand.gathered()
-    if meetings:
-        _time_meetings(stand, hosts, meetings, _of(seen, "look"))
-        seen = stand.gathered()
     sizes = host_sizes(hosts)
     handed = [(nbytes, _of(seen, f"nothing {nbytes}")) for nbytes in (TINY_NBYTES, *sizes)]
-    handover = Link(handed[0][1], 0.0)
     most = max(len(ranks) for ranks in hosts)
     # Of the smallest size most of the time is latency.
-    times = [(TINY_NBYTES, handover.alpha_s), *((nbytes, _whole_s(seen, nbytes)) for nbytes in sizes[1:])]
-    cached, factor = knee(slopes(times)) if len(sizes) > 1 else (0, 1.0)
-    cached += 1
-    cache_nbytes = float(np.sqrt(sizes[cached - 1] * sizes[cached])) if cached < len(sizes) else 0.0
-    sizes = sizes[:cached]
-    handover = Link(handover.alpha_s, middle(slopes(handed[: 1 + cached])))
-    inside = [_inside([seen[rank] for rank in ranks], sizes, len(ranks), most, handover) for ranks in hosts]
+    beta = middle(slopes([handed[0], *(handed[2 : 1 + CACHED] or handed[1:2])]))
+    handover = Link(_of(seen, f"nothing {SMALL}"), beta)
+    inside = [_inside([seen[rank] for rank in ranks], sizes[:CACHED], len(ranks), most, handover) for ranks in hosts]
     timed = [host for host in inside if host is not None]
     alpha_s = float(np.median([host.link.alpha_s for host in timed])) if timed else 0.0
     shared = iter(Link(alpha_s, beta) for beta in levelled([host.link.beta_s_per_byte for host in timed]))
@@ -201,30 +256,57 @@ def _measured(stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...
         Node(name, link, tuple(leaf(rank) for rank in ranks))
         for name, link, ranks in zip(names, links, hosts, strict=True)
     ]
+    # With several hosts the messages inside them have their time in the latency.
+    largest = max(nodes, key=lambda node: (len(node.children), node.link.beta_s_per_byte))
+    inner = replace(largest, children=tuple(map(leaf, range(most))))
+    factors = _factors(seen, Tree(inner, gamma, 0.0 if meetings else message_s, handover=handover), sizes)
     if not meetings:
-        return Tree(nodes[0], gamma, message_s, selection, handover, cache_nbytes, factor), tuple(curves)
-    between, message_s, ports, points = _between(seen, hosts, meetings, handover)
+        return Tree(nodes[0], gamma, message_s, selection, handover, factors), tuple(curves), ""
+    assert size is not None
+    met = [_met(seen, hosts, pairs, f"meeting {number} of 1/1", size.nbytes) for number, pairs in enumerate(meetings)]
+    ports = fastest(met, len(hosts))
+    found, rounds = _racks(stand, names, hosts, ports, size)
+    if rounds:  # their common begins make them the more exact ones
+        ports = fastest(rounds, len(hosts))
+    ports = levelled(ports)
+    alpha_s, message_s, points = _between(seen, hosts, meetings[0], handover, size.nbytes)
+    between = Link(alpha_s, sorted(ports)[(len(ports) - 1) // 2])
     curves.append(Curve("between hosts", points, between))
-    root = Node(
-        "cluster",
-        between,
-        tuple(
-            node if beta == between.beta_s_per_byte else replace(node, port=Link(between.alpha_s, beta))
-            for node, beta in zip(nodes, ports, strict=True)
-        ),
-    )
-    return Tree(root, gamma, message_s, selection, handover, cache_nbytes, factor), tuple(curves)
+    root = _cluster(nodes, between, ports, found)
+    return Tree(root, gamma, message_s, selection, handover, factors), tuple(curves), found.doubt
+
+
+def _cluster(nodes: Sequence[Node], between: Link, ports: Sequence[float], found: racks.Racks) -> Node:
+    """The tree of hosts, with a branch for each rack of several hosts; a node has a port if it is an exception."""
+
+    def branch(name: str, link: Link, parts: Sequence[tuple[Node, float]]) -> Node:
+        children = [
+            node if beta == link.beta_s_per_byte else replace(node, port=Link(link.alpha_s, beta))
+            for node, beta in parts
+        ]
+        return Node(name, link, tuple(children))
+
+    groups = [[(nodes[host], ports[host]) for host in group] for group in found.groups]
+    if len(groups) == 1:
+        return branch("cluster", between, groups[0])
+    uplinks = sorted(uplink for uplink, group in zip(found.uplinks, groups, strict=True) if len(group) > 1)
+    parts = [
+        (branch(f"rack{number}", between, group), uplink) if len(group) > 1 else group[0]
+        for number, (group, uplink) in enumerate(zip(groups, found.uplinks, strict=True), 1)
+    ]
+    return branch("cluster", Link(between.alpha_s, uplinks[(len(uplinks) - 1) // 2]), parts)
 
 
 def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]]) -> None:
     size = stand.engine.size
     sizes = host_sizes(hosts)
+    stand.time(f"nothing {SMALL}", patterns.nothing(size), TINY_NBYTES)
     for nbytes in (TINY_NBYTES, *sizes):
-        samples = _samples(nbytes)
-        stand.time(f"nothing {nbytes}", patterns.nothing(size), nbytes, samples=samples)
+        stand.time(f"nothing {nbytes}", patterns.nothing(size), nbytes, clock=stand.work_clock)
     selecting, dense = (patterns.selection(size, dense) for dense in (False, True))
-    stand.time("selection", selecting, SELECTED_NBYTES, dense=dense)
-    stand.time("no selection", patterns.nothing(size), SELECTED_NBYTES)
+    # The time of a processor; prices know how many ranks share it.
+    stand.time("selection", selecting, SELECTED_NBYTES, clock=time.process_time, dense=dense)
+    stand.time("no selection", patterns.nothing(size), SELECTED_NBYTES, clock=time.process_time)
     largest = max(len(ranks) for ranks in hosts)
     if largest == 1:
         return
@@ -235,7 +317,7 @@ def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]]) -> None:
         segment = min(nbytes, largest * HOST_SEGMENT_NBYTES)
         plans = {kind: patterns.rings(hosts, size, kind) for kind in ("all_gather", "reduce_scatter")}
         for kind, plan in (*plans.items(), ("both", patterns.both(hosts, size))):
-            stand.time(f"in hosts, {kind} {nbytes}", plan, nbytes, segment, samples=_samples(nbytes))
+            stand.time(f"in hosts, {kind} {nbytes}", plan, nbytes, segment)
 
 
 def host_sizes(hosts: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -245,15 +327,26 @@ def host_sizes(hosts: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return tuple(nbytes for nbytes in sizes if nbytes <= most) or sizes[:1]
 
 
-def _whole_s(seen: Sequence[Times], nbytes: int) -> float:
-    """The time of a ring's allreduce in hosts with its hand-over, which is all if every host has one rank."""
-    own_s = _of(seen, f"nothing {nbytes}")
-    name = f"in hosts, both {nbytes}"
-    return max(own_s, _of(seen, name)) if name in seen[0] else own_s
+def _factors(seen: Sequence[Times], host: Tree, sizes: Sequence[int]) -> tuple[tuple[float, float], ...]:
+    """How many times as long the bytes of each size take as by one line, such that prices are the measured times.
 
+    Args:
+        host: the largest host alone.
+    """
+    plan, factors = patterns.both([host.ranks], host.size), []
+    for number, nbytes in enumerate(sizes):
+        name = f"in hosts, both {nbytes}" if host.size > 1 else f"nothing {nbytes}"
 
-def _samples(nbytes: int) -> int:
-    return REPEATS if nbytes < HOST_SIZES[-1] else 3
+        def price_s(tree: Tree, nbytes: int = nbytes) -> float:
+            segment = min(nbytes, host.size * HOST_SEGMENT_NBYTES)
+            handover_s = tree.handover.alpha_s + nbytes * tree.handover.beta_s_per_byte
+            return simulate(plan, tree, nbytes, segment).seconds or handover_s  # which a price of messages has in it
+
+        latency_s = price_s(host.slowed(0.0))
+        factor = (_of(seen, name) - latency_s) / max(price_s(host) - latency_s, 1e-12)
+        limit = float(np.sqrt(nbytes * sizes[number + 1])) if number + 1 < len(sizes) else float(nbytes)
+        factors.append((limit, min(max(factor, 1 / MOST_TIMES), MOST_TIMES)))
+    return tuple(factors)
 
 
 @dataclass(frozen=True)
@@ -282,7 +375,7 @@ def _inside(seen: Sequence[Times], sizes: Sequence[int], size: int, most: int, h
     added: list[tuple[float, float]] = []
     both: list[tuple[float, float]] = []
     for nbytes in sizes:
-        own_s = _of(seen, f"nothing {nbytes}")
+        own_s = handover.alpha_s + nbytes * handover.beta_s_per_byte
         for kind, points, times in (("all_gather", sent, 1), ("reduce_scatter", added, 1), ("both", both, 2)):
             whole_s = _of(seen, f"in hosts, {kind} {nbytes}")
             # What is left of noisy times is at least a part.
@@ -298,7 +391,7 @@ def _inside(seen: Sequence[Times], sizes: Sequence[int], size: int, most: int, h
     return _Inside(Link(alpha_s, beta), message_s, gamma, ((float(TINY_NBYTES), one_s), *both))
 
 
-def _look_between(stand: Stand, hosts: Sequence[tuple[int, ...]], pairs: Sequence[tuple[int, int]]) -> None:
+def _look_between(stand: Stand, hosts: Sequence[tuple[int, ...]], pairs: Sequence[Pair]) -> None:
     size = stand.engine.size
     for messages in (1, MANY):
         plan = patterns.exchanges(hosts, pairs, size, rounds=ROUNDS, messages=messages)
@@ -307,63 +400,130 @@ def _look_between(stand: Stand, hosts: Sequence[tuple[int, ...]], pairs: Sequenc
 
 
 def _exchange(
-    hosts: Sequence[tuple[int, ...]], pairs: Sequence[tuple[int, int]], size: int, nbytes: int, message_nbytes: float
+    hosts: Sequence[tuple[int, ...]], pairs: Sequence[Pair], size: int, nbytes: int, message_nbytes: float
 ) -> tuple[LogicalPlan, int, int]:
     """The plan, the buffer and the segment of an exchange of so many bytes each way between hosts of the most ranks."""
     plan = patterns.exchanges(hosts, pairs, size)
     return plan, 2 * nbytes, int(message_nbytes) // 64 * 64 * plan.units
 
 
-def _time_meetings(
-    stand: Stand, hosts: Sequence[tuple[int, ...]], meetings: Sequence[Sequence[tuple[int, int]]], look_s: float
-) -> None:
+class _Size(NamedTuple):
+    """The size of a meeting: the bytes each way, the number of samples, and the bytes of a message."""
+
+    nbytes: int
+    samples: int
+    message_nbytes: float
+
+
+def _size_of(look_s: float, meetings: int) -> _Size:
     beta = look_s / LOOK_NBYTES
-    wanted_s = min(MEETING_S, MEETINGS_S / len(meetings) / (STEPS * LEAST_SAMPLES))
-    samples = min(int(MEETINGS_S / len(meetings) / (STEPS * wanted_s)), MOST_SAMPLES)
+    wanted_s = min(MEETING_S, MEETINGS_S / meetings / (STEPS * LEAST_SAMPLES))
+    samples = min(int(MEETINGS_S / meetings / (STEPS * wanted_s)), MOST_SAMPLES)
     nbytes = int(min(max(wanted_s / beta, MEETING_NBYTES[0]), MEETING_NBYTES[1])) // 4096 * 4096
-    message = message_nbytes(beta)
+    return _Size(nbytes, samples, message_nbytes(beta))
+
+
+def _time_meetings(
+    stand: Stand, hosts: Sequence[tuple[int, ...]], meetings: Sequence[Sequence[Pair]], size: _Size
+) -> None:
     for number, pairs in enumerate(meetings):
         for part in PARTS if number == 0 else PARTS[-1:]:
-            what = _exchange(hosts, pairs, stand.engine.size, nbytes // part, message)
-            full_size = part == 1
-            name = f"meeting {number} of 1/{part}"
-            stand.time(name, *what, samples=samples if full_size else LEAST_SAMPLES, steps=STEPS if full_size else 1)
-    stand.times["size"] = [float(nbytes)]
+            what = _exchange(hosts, pairs, stand.engine.size, size.nbytes // part, size.message_nbytes)
+            samples, steps = (size.samples, STEPS) if part == 1 else (LEAST_SAMPLES, 1)
+            stand.time(f"meeting {number} of 1/{part}", *what, samples=samples, steps=steps)
+
+
+def _share(hosts: Sequence[tuple[int, ...]], pairs: Sequence[Pair], pair: Pair) -> float:
+    """What a pair of a meeting sends, of what the largest does: a unit for each rank of its larger host."""
+    return max(len(hosts[host]) for host in pair) / max(len(hosts[host]) for pair in pairs for host in pair)
+
+
+def _ranks_of(seen: Sequence[Times], hosts: Sequence[tuple[int, ...]], pair: Pair) -> list[Times]:
+    return [seen[rank] for host in pair for rank in hosts[host]]
+
+
+def _met(
+    seen: Sequence[Times],
+    hosts: Sequence[tuple[int, ...]],
+    pairs: Sequence[Pair],
+    name: str,
+    nbytes: float,
+    kind: Callable[[list[float]], float] = typical,
+) -> dict[Pair, float]:
+    """The seconds per byte of the pairs of a meeting."""
+    return {
+        pair: _of(_ranks_of(seen, hosts, pair), name, kind) / (_share(hosts, pairs, pair) * nbytes) for pair in pairs
+    }
+
+
+def fastest(rounds: Sequence[racks.Round], hosts: int) -> list[float]:
+    """The seconds per byte of each host's port: those of its fastest meeting."""
+    return [min(beta for met in rounds for pair, beta in met.items() if host in pair) for host in range(hosts)]
+
+
+def _racks(
+    stand: Stand,
+    names: Sequence[str],
+    hosts: Sequence[tuple[int, ...]],
+    ports: Sequence[float],
+    size: _Size,
+) -> tuple[racks.Racks, list[dict[Pair, float]]]:
+    """Find racks if some pairs are slower than their ports: all hosts meet again, and two of these pairs alone.
+
+    Returns:
+        The racks, and the seconds per byte of the pairs of each round; no rounds if nothing more was measured.
+    """
+    seen = stand.gathered()
+    meetings = enumerate(patterns.pairs_of(len(hosts), MOST_MEETINGS))
+    # The mean, because a pair that ends first leaves the link to the others, which are slow for a part of the time.
+    met = [_met(seen, hosts, pairs, f"meeting {number} of 1/1", size.nbytes, fmean) for number, pairs in meetings]
+    slow = racks.suspects(ports, met) if len(hosts) > 2 else []
+    paired = patterns.pairs_of(len(hosts), len(hosts))
+    step_s = RACKS_S / (len(paired) + ALONE) / (1 + LEAST_SAMPLES * STEPS)
+    betas = [max(pairs.values()) for pairs in met]
+    betas += [max(betas)] * (len(paired) - len(betas))  # of the rounds that were left out
+    wanted = [(step_s / beta, pairs) for beta, pairs in zip(betas, paired, strict=True)]
+    # A pair that was slow beside others may be as many times as fast alone.
+    wanted += [(step_s / max(betas) * len(paired[0]), [pair]) for pair in slow[:ALONE]]
+    rounds = [(min(int(nbytes), MEETING_NBYTES[1]) // 4096 * 4096, pairs) for nbytes, pairs in wanted]
+    slow, rounds = stand.agreed((slow, rounds))
+    none = racks.Racks((tuple(range(len(hosts))),), (0.0,))
+    if not slow:
+        return none, []
+    if len(hosts) > MOST_HOSTS or min(nbytes for nbytes, _ in rounds) < LEAST_NBYTES:
+        first, second = (names[host] for host in slow[0])
+        doubt = f"{first} and {second} are slower than their ports, and {len(hosts)} hosts have too many pairs to time"
+        return replace(none, doubt=doubt), []
+    fewest = min(map(len, hosts))
+    alike = [ranks[:fewest] for ranks in hosts]  # so that all pairs send as much
+    rounds = [(nbytes, [(low, high) for low, high in pairs]) for nbytes, pairs in rounds]
+    for _ in range(ATTEMPTS):
+        for number, (nbytes, pairs) in enumerate(rounds):
+            what = _exchange(alike, pairs, stand.engine.size, nbytes, size.message_nbytes)
+            stand.time(f"round {number}", *what, samples=LEAST_SAMPLES, steps=STEPS, together=True)
+        seen = stand.gathered()
+        met = [_met(seen, alike, pairs, f"round {number}", nbytes) for number, (nbytes, pairs) in enumerate(rounds)]
+        found = racks.find(fastest(met, len(hosts)), met, names)
+        if not stand.agreed(found.doubt):
+            break
+    return found, met
 
 
 def _between(
     seen: Sequence[Times],
     hosts: Sequence[tuple[int, ...]],
-    meetings: Sequence[Sequence[tuple[int, int]]],
+    pairs: Sequence[Pair],
     handover: Link,
-) -> tuple[Link, float, list[float], tuple[tuple[float, float], ...]]:
-    """The link between hosts, the time of a message, the time per byte of each host's port, and a curve."""
-    nbytes = seen[0]["size"][0]
-
-    def of(name: str, pair: tuple[int, int]) -> float:
-        return _of([seen[rank] for host in pair for rank in hosts[host]], name)
-
-    ports = [float("inf")] * len(hosts)
+    nbytes: float,
+) -> tuple[float, float, tuple[tuple[float, float], ...]]:
+    """The latency between hosts, the time of a message, and a curve, from the first meeting."""
     rounds: dict[int, list[float]] = {1: [], MANY: []}
-    points: tuple[tuple[float, float], ...] = ()
-    for number, pairs in enumerate(meetings):
-        most = max(len(hosts[host]) for pair in pairs for host in pair)
-        for pair in pairs:
-            # A host sends as many units as the larger host of the pair has ranks.
-            share = max(len(hosts[host]) for host in pair) / most
-            names = [(part, f"meeting {number} of 1/{part}") for part in PARTS]
-            met = [(share * nbytes / part, of(name, pair)) for part, name in names if name in seen[0]]
-            beta = met[-1][1] / met[-1][0]
-            if len(met) == len(PARTS):
-                points = tuple(met)
-            for host in pair:
-                ports[host] = min(ports[host], beta)
-    for pair in meetings[0]:
+    for pair in pairs:
         for messages in rounds:
-            rounds[messages].append((of(f"between, {messages} {SMALL}", pair) - handover.alpha_s) / ROUNDS)
+            whole_s = _of(_ranks_of(seen, hosts, pair), f"between, {messages} {SMALL}")
+            rounds[messages].append((whole_s - handover.alpha_s) / ROUNDS)
     one_s, many_s = (float(np.median(rounds[messages])) for messages in (1, MANY))
     message_s = max(many_s - one_s, 0.0) / (2 * (MANY - 1))
-    alpha_s = max(one_s - 2 * message_s, 0.0)
-    ports = levelled(ports)
-    common = sorted(ports)[(len(ports) - 1) // 2]
-    return Link(alpha_s, common), message_s, ports, ((float(TINY_NBYTES), one_s), *points)
+    sizes = [(part, _share(hosts, pairs, pairs[0]) * nbytes / part) for part in PARTS]
+    points = [(sent, _of(_ranks_of(seen, hosts, pairs[0]), f"meeting 0 of 1/{part}")) for part, sent in sizes]
+    return max(one_s - 2 * message_s, 0.0), message_s, ((float(TINY_NBYTES), one_s), *points)

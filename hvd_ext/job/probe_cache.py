@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hvd_ext.options import Options
     from hvd_ext.topology.tree import Tree
 
-VERSION = 1  # of the file and of the way in which is measured
+VERSION = 2  # of the file and of the way in which is measured
 
 
 def folder(options: Options, environ: Mapping[str, str] | None = None) -> Path:

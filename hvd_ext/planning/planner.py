@@ -144,7 +144,7 @@ def quick_price_s(tree: Tree, name: str, nbytes: int) -> float:
     return load.price_s(nbytes, segment_nbytes(_built(tree, name), nbytes, tree))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def _built(tree: Tree, name: str) -> LogicalPlan:
     return registry.get(name).build(tree)
 

@@ -11,7 +11,6 @@ from hvd_ext.topology.tree import Link
 
 # Hosts whose times per byte differ by less than this have equal network cards, as far as a measurement can tell.
 ALIKE = 0.05
-SLOWER = 1.25  # memory that is slower than caches by less than this is left to one line
 DIGITS = 4  # of a number that was measured; it is not more exact
 
 
@@ -82,40 +81,17 @@ def middle(values: Sequence[float]) -> float:
     return float(np.sqrt(min(values) * max(values)))
 
 
-def knee(values: Sequence[float]) -> tuple[int, float]:
-    """Finds the size from which on copies come from memory instead of caches.
-
-    Args:
-        values: seconds per byte of growing sizes, above 0; at least one.
-
-    Returns:
-        The number of sizes that fit into the caches, and how many times as long a byte takes above, split such that
-        both groups are as even as possible; all sizes and 1 if a byte takes about as long everywhere.
-    """
-
-    def width(group: Sequence[float]) -> float:
-        return float(np.log(max(group) / min(group)))
-
-    splits = range(1, len(values))
-    best = min(splits, key=lambda count: max(width(values[:count]), width(values[count:])), default=0)
-    if best:
-        factor = middle(values[best:]) / middle(values[:best])
-        if factor > SLOWER:
-            return best, factor
-    return len(values), 1.0
-
-
-def levelled(betas: Sequence[float]) -> list[float]:
+def levelled(betas: Sequence[float], alike: float = ALIKE) -> list[float]:
     """Gives equal times per byte to those that differ by no more than a measurement errs.
 
     Returns:
-        The same in the same order; values of which each is within 5 % of the next larger one have their median.
+        The same in the same order; values of which each is within `alike` of the next larger one have their median.
     """
     order = sorted(range(len(betas)), key=lambda place: betas[place])
     level = list(betas)
     group: list[int] = []
     for place in [*order, -1]:
-        if group and (place < 0 or betas[place] > betas[group[-1]] * (1 + ALIKE)):
+        if group and (place < 0 or betas[place] > betas[group[-1]] * (1 + alike)):
             middle = float(np.median([betas[member] for member in group]))
             for member in group:
                 level[member] = middle

@@ -3,9 +3,9 @@
 A node has a name, the link that joins its children, and one of three keys: `ranks` for a host, `children` for a rack or
 the cluster (of any depth, and as uneven as needed), or `rank` for a single rank beside branches, which has no link. A
 link has a latency and either `beta_s_per_byte` or `gbit_per_s`. A child may have a `port` of its own, which replaces
-the link of the node above it. The outermost node may have what the processors need: `gamma_s_per_byte`, the time in
-which a rank reduces a byte, `message_s`, `selection_s_per_byte` and `handover`; without them it costs nothing, or what
-was measured elsewhere. Two hosts with three and two ranks:
+the link of the node above it, and a host may have `cores`, which its ranks share. The outermost node may have what the
+processors need: `gamma_s_per_byte`, the time in which a rank reduces a byte, `message_s`, `selection_s_per_byte` and
+`handover`; without them it costs nothing, or what was measured elsewhere. Two hosts with three and two ranks:
 
     name: cluster
     link: {alpha_s: 30.0e-6, gbit_per_s: 10}
@@ -62,6 +62,11 @@ class _NodeSchema(BaseModel):
     port: _LinkSchema | None = Field(
         default=None, description="the node's own port to the node above it, where it differs from that node's `link`"
     )
+    cores: float | None = Field(
+        default=None,
+        gt=0,
+        description="processor cores that the ranks of a host may use; a core for each rank by default",
+    )
     ranks: list[int] | None = Field(default=None, min_length=1, description="the node is a host with these ranks")
     children: list[_NodeSchema] | None = Field(
         default=None, min_length=1, description="the node is a rack, or the cluster: hosts, racks, single ranks"
@@ -86,7 +91,7 @@ class _NodeSchema(BaseModel):
         if self.rank is not None:
             return leaf(self.rank, port)
         children = tuple(child.node() for child in self.children or ()) or tuple(leaf(r) for r in self.ranks or ())
-        return Node(self.name, self.link.link() if self.link else NO_LINK, children, port=port)
+        return Node(self.name, self.link.link() if self.link else NO_LINK, children, port=port, cores=self.cores or 0.0)
 
 
 class _ClusterSchema(_NodeSchema):
@@ -108,21 +113,25 @@ class _ClusterSchema(_NodeSchema):
     handover: _LinkSchema | None = Field(
         default=None, description="time of a rank to hand a buffer to the engine and to get it back; none by default"
     )
-    cache_nbytes: float = Field(
-        default=0.0,
-        ge=0,
-        description="size of the largest buffer that stays in the caches of the processors, in bytes",
+    size_nbytes: list[float] = Field(
+        default=[],
+        description="sizes of buffers in bytes, ascending, for which `size_factors` has factors",
     )
-    memory_factor: float = Field(
-        default=1.0,
-        ge=1,
-        description="how many times as long a byte of a larger buffer takes in hosts; 1 by default",
+    size_factors: list[float] = Field(
+        default=[],
+        description="how many times as long a byte of buffers up to each size takes in hosts; the last one counts for "
+        "larger buffers too; 1 by default",
     )
 
     def tree(self) -> Tree:
         handover = self.handover.link() if self.handover else NO_LINK
         costs = (self.gamma_s_per_byte, self.message_s, self.selection_s_per_byte, handover)
-        return Tree(self.node(), *costs, self.cache_nbytes, self.memory_factor)
+        if len(self.size_nbytes) != len(self.size_factors):
+            raise TopologyError(
+                f"size_nbytes and size_factors must have equal lengths; got {len(self.size_nbytes)} and "
+                f"{len(self.size_factors)}"
+            )
+        return Tree(self.node(), *costs, tuple(zip(self.size_nbytes, self.size_factors, strict=True)))
 
 
 def table() -> list[tuple[str, str, str, str]]:
@@ -146,8 +155,8 @@ def _takes(schema: dict[str, Any]) -> str:
     if "$ref" in schema:
         return {"_LinkSchema": "a link", "_NodeSchema": "a node"}[schema["$ref"].rpartition("/")[2]]
     if schema["type"] == "array":
-        many = {"a node": "nodes", "a whole number": "whole numbers"}[_takes(schema["items"])]
-        return f"a list of {many}, {schema['minItems']} or more"
+        many = {"a node": "nodes", "a whole number": "whole numbers", "a number": "numbers"}[_takes(schema["items"])]
+        return f"a list of {many}" + (f", {schema['minItems']} or more" if "minItems" in schema else "")
     words = {"string": "text", "number": "a number", "integer": "a whole number"}[schema["type"]]
     if "minimum" in schema:
         return f"{words}, {schema['minimum']:g} or more"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -49,6 +49,8 @@ class Node:
         rank: a leaf's rank; -1 for a branch.
         port: this node's own port to its parent, where the parent's children have different ones (hosts with different
             network cards); None for the parent's `link`.
+        cores: of a host, the processor cores that its ranks may use, which need not be a whole number; 0 for a core for
+            each rank.
     """
 
     name: str
@@ -56,12 +58,18 @@ class Node:
     children: tuple[Node, ...] = ()
     rank: int = -1
     port: Link | None = None
+    cores: float = 0.0
 
     def __post_init__(self) -> None:
         if (self.rank >= 0) == bool(self.children):
             raise TopologyError(
                 f"node {self.name!r}: it must be a leaf with a rank or a branch with children, got rank {self.rank} "
                 f"and {len(self.children)} children"
+            )
+        if not 0 <= self.cores < float("inf") or (self.cores and self.height != 1):
+            raise TopologyError(
+                f"node {self.name!r}: cores ({self.cores}) must be finite and not negative, and only a host, whose "
+                "children are ranks, has any"
             )
 
     def __hash__(self) -> int:
@@ -70,7 +78,7 @@ class Node:
     @cached_property
     def _hash(self) -> int:
         """Kept, because plans and prices are looked up by their tree, and a tree of thousands of ranks takes long."""
-        return hash((self.name, self.link, self.children, self.rank, self.port))
+        return hash((self.name, self.link, self.children, self.rank, self.port, self.cores))
 
     @cached_property
     def ports(self) -> tuple[Link, ...]:
@@ -111,8 +119,8 @@ class Tree:
             measured on one core (planning/cost/sparse.py).
         handover: the time of a rank to hand a buffer to the engine and to get the result back, a latency and a time per
             byte, with all ranks of a host at work; NO_LINK leaves it out of the prices.
-        cache_nbytes: the size of the largest buffer that stays in the processors' caches.
-        memory_factor: how many times as long a byte of a larger buffer takes to copy and to add, at least 1.
+        sizes: pairs of a size of buffers in bytes, ascending, and how many times as long a byte of buffers up to this
+            size takes to copy and to add as by the links in hosts; the last factor counts for larger ones too.
     """
 
     root: Node
@@ -120,8 +128,7 @@ class Tree:
     message_s: float = 0.0
     selection_s_per_byte: float | None = None
     handover: Link = NO_LINK
-    cache_nbytes: float = 0.0
-    memory_factor: float = 1.0
+    sizes: tuple[tuple[float, float], ...] = ()
 
     def __hash__(self) -> int:
         # The nodes of 4,096 ranks take 20 ms to hash, at each look into a cache; equal hashes are compared in full.
@@ -133,10 +140,9 @@ class Tree:
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise TopologyError(f"tree {self.root.name!r}: {name} must be finite and not negative, got {value}")
-        if not (0 <= self.cache_nbytes < float("inf") and 1 <= self.memory_factor < float("inf")):
+        if list(self.sizes) != sorted(self.sizes) or not all(0 < n < float("inf") for pair in self.sizes for n in pair):
             raise TopologyError(
-                f"tree {self.root.name!r}: cache_nbytes must not be negative and memory_factor be at least 1, got "
-                f"{self.cache_nbytes} and {self.memory_factor}"
+                f"tree {self.root.name!r}: sizes must be pairs of ascending bytes and factors above 0, got {self.sizes}"
             )
         if self.root.port is not None:
             raise TopologyError(f"tree {self.root.name!r}: the root has no parent, so that it must not have a port")
@@ -165,24 +171,32 @@ class Tree:
         return self.root.height
 
     def at(self, nbytes: float) -> Tree:
-        """The tree for buffers of a size: a larger one than the caches hold takes longer to copy and to add.
+        """The tree for buffers of a size, whose bytes take longer or less long to copy and to add, as caches have it.
 
         Returns:
-            This tree, or one whose memory_factor has gone into the links in hosts, the additions and the hand-over.
+            A tree without sizes; their factor has gone into the links in hosts, the additions and the hand-over.
         """
-        return self if nbytes <= self.cache_nbytes or self.memory_factor == 1 else self._from_memory
+        factors = (
+            [factor for limit, factor in self.sizes if nbytes <= limit] or [f for _, f in self.sizes[-1:]] or [1.0]
+        )
+        return self._times[factors[0]] if self.sizes else self
 
     @cached_property
-    def _from_memory(self) -> Tree:
+    def _times(self) -> dict[float, Tree]:
+        return {factor: self.slowed(factor) for _, factor in self.sizes}
+
+    def slowed(self, factor: float) -> Tree:
+        """The tree with longer or shorter times of bytes in hosts, without sizes."""
+
         def slower(link: Link) -> Link:
-            return Link(link.alpha_s, link.beta_s_per_byte * self.memory_factor)
+            return Link(link.alpha_s, link.beta_s_per_byte * factor)
 
         return replace(
             self,
             root=relinked(self.root, slower, between_hosts=False),
-            gamma_s_per_byte=self.gamma_s_per_byte * self.memory_factor,
+            gamma_s_per_byte=self.gamma_s_per_byte * factor,
             handover=slower(self.handover),
-            memory_factor=1.0,
+            sizes=(),
         )
 
     def levels(self) -> tuple[tuple[Node, ...], ...]:
@@ -220,6 +234,15 @@ class Tree:
         visit(self.root)
         return tuple(hosts)
 
+    @cached_property
+    def sharing(self) -> tuple[float, ...]:
+        """For each rank, how many ranks of its host share a core while all of them compute, at least 1."""
+        shared = [1.0] * self.size
+        for host in self.levels()[0] if self.root.children else ():
+            for rank in host.ranks if host.cores else ():
+                shared[rank] = max(len(host.ranks) / host.cores, 1.0)
+        return tuple(shared)
+
     def subset(self, ranks: Sequence[int]) -> Tree:
         """The tree of some of the ranks, with new numbers.
 
@@ -243,7 +266,7 @@ class Tree:
             if not node.children:
                 return leaf(place_of[node.rank], node.port) if node.rank in place_of else None
             children = tuple(left for child in node.children if (left := kept(child)) is not None)
-            return Node(node.name, node.link, children, port=node.port) if children else None
+            return replace(node, children=children) if children else None
 
         root = kept(self.root)
         assert root is not None
@@ -271,6 +294,13 @@ def trunk(root: Node) -> Node:
     while len(root.children) == 1 and root.children[0].children:
         root = root.children[0]
     return replace(root, port=None)
+
+
+def with_cores(node: Node, cores: Mapping[str, float]) -> Node:
+    """Gives the hosts of a branch their processor cores, by name."""
+    if node.height == 1:
+        return replace(node, cores=cores.get(node.name, 0.0))
+    return replace(node, children=tuple(with_cores(child, cores) for child in node.children))
 
 
 def relinked(node: Node, change: Callable[[Link], Link], *, between_hosts: bool) -> Node:

@@ -24,8 +24,9 @@ def text(tree: Tree, remarks: str = "") -> str:
         value = getattr(tree, name)
         if value:
             values[name] = rounded(value)
-    if tree.memory_factor != 1:
-        values.update(cache_nbytes=rounded(tree.cache_nbytes), memory_factor=rounded(tree.memory_factor))
+    if tree.sizes:
+        nbytes, factors = zip(*tree.sizes, strict=True)
+        values.update(size_nbytes=list(map(rounded, nbytes)), size_factors=list(map(rounded, factors)))
     comments = "".join(f"# {line}\n" for line in remarks.splitlines())
     return comments + yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
 
@@ -37,6 +38,8 @@ def _node(node: Node) -> dict[str, Any]:
     if not node.children:
         return {**values, "rank": node.rank}
     values["link"] = _link(node.link)
+    if node.cores:
+        values["cores"] = rounded(node.cores)
     if all(not child.children and child.port is None for child in node.children):
         return {**values, "ranks": list(node.ranks)}
     return {**values, "children": [_node(child) for child in node.children]}

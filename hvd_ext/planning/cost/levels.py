@@ -65,12 +65,13 @@ def level_profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> 
     ports = Ports(tree)
     latency_s, levels_s_per_byte, messages_s = 0.0, 0.0, 0.0
     port_s, rank_s = np.zeros(2 * len(ports.alpha_s)), np.zeros(plan.size)
-    betas = np.repeat(ports.beta_s_per_byte, 2)
+    betas, sharing = np.repeat(ports.beta_s_per_byte, 2), np.array(tree.sharing)
     for level, vectors in zip(plan.levels, vectors_at(plan), strict=True):
         local = np.zeros(plan.size)
         for call in level.calls:
             if call.kind in (*LOCAL, *SPARSE):
                 local[list(call.ranks)] += local_of_call(call, sparsity, vectors) / plan.units
+        local *= sharing
         levels_s_per_byte += float(local.max())
         rank_s += local
         senders, receivers, units = _level(level, sparsity)

@@ -132,6 +132,7 @@ def profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profil
     seconds = shares[messages] * ports.beta_s_per_byte[crossed // 2]
     loads = _table(sent_in[messages], crossed, seconds, (rounds + 1, 2 * len(ports.alpha_s)))
     local_s = np.concatenate([local_s_per_byte(of_rank, plan.units, sparsity) for of_rank in rows])
+    local_s *= np.array(tree.sharing)[ranks]
     work_s = np.where(reduces, table[:, COUNT] / plan.units * tree.gamma_s_per_byte, local_s)
     works = reduces | np.isin(table[:, OPCODE], LOCAL_OPCODES)
     work = _table(table[works, ROUND], ranks[works], work_s[works], (rounds + 1, plan.size))

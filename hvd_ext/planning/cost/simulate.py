@@ -97,7 +97,7 @@ class Segments:
         return self._played[count]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def program_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Program:
     """Makes the program of a plan, which the events of `hvd_ext.simulation` play."""
     ports = Ports(tree)
@@ -125,7 +125,8 @@ def program_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Pro
             sends[places[rank][row[ROUND]]].append(len(messages))
             messages.append(Message(share, way, alpha_s, row[PEER], place, reduces, float(busy_s[row[PEER]])))
         numbers = np.array([places[rank][number] for number in table[:, ROUND].tolist()], dtype=np.int64)
-        work = np.bincount(numbers, local_s_per_byte(table, plan.units, sparsity), len(sends)).tolist()
+        local_s = local_s_per_byte(table, plan.units, sparsity) * tree.sharing[rank]
+        work = np.bincount(numbers, local_s, len(sends)).tolist()
         rounds.append(tuple((tuple(sent), *rest) for sent, *rest in zip(sends, waits[rank], work, strict=True)))
     betas = np.repeat(ports.beta_s_per_byte, 2).tolist()
     return Program(tuple(messages), tuple(rounds), tuple(betas), tree.gamma_s_per_byte, MESSAGE_NBYTES)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hvd_ext.bench import breakdown, results, table
+from hvd_ext.bench import allreduce, breakdown, results, table
 from hvd_ext.bench.results import joined, places, ratios, result_of
 from hvd_ext.bench.table import losses
 from hvd_ext.errors import InvalidError
@@ -33,6 +33,14 @@ def test_ratios_compare_like_with_like() -> None:
     assert seen["ring", "graph"]["saving"] is None
     assert seen["horovod", "graph"] == beside(bound=4.0, mpi=4.0)
     assert seen["mpi", "engine"]["mpi"] is seen["noop", "graph"]["mpi"] is None
+
+
+def test_in_a_graph_the_price_has_what_a_graph_takes_without_communication() -> None:
+    engine = row("ring", "engine", 3e-4, predicted_seconds=2e-4)
+    rows = allreduce.with_dispatch([row("noop", "graph", 5e-4), *ROWS[1:], engine])
+    prices = [one["predicted_seconds"] for one in rows if one["predicted_seconds"] is not None]
+    assert prices == pytest.approx([3e-4 + 5e-4, 2e-4])
+    assert allreduce.with_dispatch(ROWS[1:]) == ROWS[1:]  # without a graph nothing is added
 
 
 @pytest.mark.parametrize("yardstick", results.YARDSTICKS)

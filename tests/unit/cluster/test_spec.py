@@ -130,6 +130,9 @@ def test_the_topology_has_the_rates_that_payload_gets() -> None:
     assert tree.root.link.beta_s_per_byte == pytest.approx(2 * per_byte)
     assert tree.root.link.alpha_s == specs.HOST_LINK_ALPHA_S
     assert {host.link for rack in racks for host in rack.children} == {SHARED_MEMORY}
+    assert tree.sharing == (1,) * 6
+    # Its hosts are on one machine, and share its cores.
+    assert parse(specs.topology(spec, cores=6)).sharing == pytest.approx([1, 1, 1, 1.5, 1.5, 1.5])
 
 
 def test_the_topology_without_racks_has_two_levels_and_of_one_host_one() -> None:

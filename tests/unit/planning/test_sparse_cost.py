@@ -19,7 +19,7 @@ from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.schedules import gtopk, hitopk
 from hvd_ext.planning.sparse_planner import sparse_price
-from hvd_ext.topology.tree import Link, Tree, from_hosts
+from hvd_ext.topology.tree import Link, Tree, from_hosts, with_cores
 from tests.unit.planning.clusters import even_tree, one_host, sparse_plans, topk_plans
 
 NBYTES = 4_000_000
@@ -159,3 +159,19 @@ def test_closed_forms_are_near_to_the_simulation_on_a_slow_network() -> None:
         closed_s = sparse_cost(name, tree, nbytes, 0.01)
         # Eq. 3 lets all of a rank's entries pass its host's port; those for its own host do not.
         assert closed_s == pytest.approx(seconds, rel=0.25 if name == "hitopk" else 0.85)
+
+
+def test_ranks_that_share_a_core_select_one_after_the_other() -> None:
+    """The passes of a rank take as many times as long as ranks share its core; messages take what they did."""
+    sparsity = Sparsity(0.01, 4.0, 1e-7, 0.0)  # passes are dearer than messages
+    for hosts in ("aabb", "aaaabbb", "a" * 10 + "b" * 10, "a" * 40 + "b" * 40):
+        tree = from_hosts(hosts)
+        plan = hitopk.build(tree)
+        free = sparse_price(plan, tree, NBYTES, replace(sparsity, select_s_per_element=0.0)).seconds
+        work = sparse_price(plan, tree, NBYTES, sparsity).seconds - free
+        for times in (1, 2):
+            cores = {host: hosts.count(host) / times for host in "ab"}
+            shared = replace(tree, root=with_cores(tree.root, cores))
+            assert max(shared.sharing) == times
+            price = sparse_price(plan, shared, NBYTES, sparsity).seconds
+            assert price - free == pytest.approx(times * work, rel=0.05)

@@ -79,13 +79,13 @@ def test_the_table_has_every_key_that_a_file_may_have() -> None:
         gamma_s_per_byte: 0
         message_s: 0
         selection_s_per_byte: 0
-        cache_nbytes: 0
-        memory_factor: 1
+        size_nbytes: [1000, 1.0e+6]
+        size_factors: [1, 1.5]
         handover: {alpha_s: 0, gbit_per_s: 1}
         link: {alpha_s: 0, gbit_per_s: 1}
         children:
           - {rank: 0, port: {alpha_s: 0, gbit_per_s: 1}}
-          - {link: {alpha_s: 0, beta_s_per_byte: 0}, ranks: [1]}
+          - {link: {alpha_s: 0, beta_s_per_byte: 0}, cores: 1.5, ranks: [1]}
     """
     assert reader.parse(everything).size == 2
     rows = {name: (place, takes) for name, place, takes, _ in reader.table()}
@@ -119,6 +119,10 @@ def test_the_table_has_every_key_that_a_file_may_have() -> None:
             EXAMPLE.replace("[1, 3]", "[1, 3]\n    rank: 5"),
             "exactly one of children, ranks and rank, got ranks and rank",
         ),
+        (HOST + "size_nbytes: [1]\nsize_factors: [1, 2]", "must have equal lengths; got 1 and 2"),
+        (HOST + "size_nbytes: [2, 1]\nsize_factors: [1, 2]", "sizes must be pairs of ascending bytes"),
+        (EXAMPLE + "cores: 2\n", r"cores \(2.0\) must be .* only a host"),
+        (EXAMPLE.replace("ranks: [1, 3]", "ranks: [1, 3]\n    cores: 0"), "children.1.cores: .*greater than 0"),
         ("ranks: [0]", "a node with children or ranks must have a link"),
         ("rank: 0\nlink: {alpha_s: 0, gbit_per_s: 1}", "a single rank has none"),
         (HOST + "port: {alpha_s: 0, gbit_per_s: 1}", "must not have a port"),
@@ -155,7 +159,7 @@ def host(name: str, *ranks: int, port: Link | None = None) -> Node:
         Tree(Node("c", BETWEEN, (host("a", 0, 2), host("b", 1, 3, port=SLOW)))),
         Tree(
             Node("c", BETWEEN, (host("a", 0, 2), leaf(1, SLOW), leaf(3))),
-            *(1e-10, 2e-6, 5e-10, Link(5e-6, 1e-10), 1e6, 2.5),
+            *(1e-10, 2e-6, 5e-10, Link(5e-6, 1e-10), ((1e5, 0.5), (1e6, 2.5))),
         ),
         Tree(Node("c", SLOW, (Node("rack", BETWEEN, (host("a", 0), host("b", 1)), port=BETWEEN), host("d", 2)))),
         Tree(Node("h", IN_HOST, (leaf(0), leaf(1, SLOW)))),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from hvd_ext.errors import TopologyError
 from hvd_ext.planning import planner, registry
-from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Node, Tree, from_hosts, leaf
+from hvd_ext.topology import read, write
+from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Node, Tree, from_hosts, leaf, with_cores
 from tests.unit.planning.clusters import even_tree, random_tree
 
 
@@ -74,7 +76,12 @@ def test_a_cluster_is_described_in_one_line() -> None:
         (lambda: from_hosts([]), "a job must have at least one rank, got an empty list"),
         (lambda: Tree(Node("c", ETHERNET, (leaf(0),), port=ETHERNET)), "the root has no parent"),
         (lambda: Tree(leaf(0), gamma_s_per_byte=-1), "gamma_s_per_byte must be finite and not negative, got -1"),
+        (lambda: Tree(leaf(0), sizes=((2.0, 1.0), (1.0, 1.0))), "sizes must be pairs of ascending bytes"),
+        (lambda: Tree(leaf(0), sizes=((2.0, 0.0),)), "factors above 0"),
         (lambda: Tree(leaf(0), message_s=-1), "message_s must be finite and not negative, got -1"),
+        (lambda: Node("c", ETHERNET, (leaf(0),), cores=-1), r"cores \(-1\) must be finite and not negative"),
+        (lambda: Node("r", ETHERNET, (Node("c", ETHERNET, (leaf(0),)),), cores=1), "only a host"),
+        (lambda: Node("", rank=0, cores=1), "only a host"),
         *(
             (lambda values=values: Link(*values), "both must be finite and not negative")
             for values in [(-1.0, 0.0), (0.0, -1.0), (float("nan"), 0.0), (0.0, float("inf"))]
@@ -112,6 +119,30 @@ def test_algorithms_work_on_random_subsets(seed: int) -> None:
     for name in {"auto", *registry.names()} - {"torus2d"}:  # which needs two dimensions
         planner.prove(planner.allreduce_plan(part, name, nbytes=1 << 20).plan)
     planner.prove(planner.all_to_all_plan(part))
+
+
+def test_bytes_in_hosts_take_longer_or_less_long_by_the_size_of_the_buffer() -> None:
+    tree = from_hosts("aab", inside=Link(1e-6, 1e-9))
+    assert tree.at(1) is tree
+    tree = replace(
+        tree, gamma_s_per_byte=1e-10, handover=Link(5e-6, 2e-10), sizes=((1000.0, 0.5), (1e6, 1.0), (4e6, 3.0))
+    )
+    for nbytes, factor in ((1, 0.5), (1000, 0.5), (1001, 1.0), (1e6, 1.0), (2e6, 3.0), (1e9, 3.0)):
+        sized = tree.at(nbytes)
+        assert sized is tree.at(nbytes) and not sized.sizes
+        assert sized.root.children[0].link == Link(1e-6, factor * 1e-9)
+        assert sized.root.link == tree.root.link
+        assert (sized.gamma_s_per_byte, sized.handover) == (factor * 1e-10, Link(5e-6, factor * 2e-10))
+
+
+def test_ranks_share_the_cores_of_their_host() -> None:
+    tree = from_hosts("aaabbc")
+    assert tree.sharing == (1,) * 6
+    tree = Tree(with_cores(tree.root, {"a": 2, "b": 8}))
+    assert tree.sharing == (1.5, 1.5, 1.5, 1, 1, 1)
+    assert read.parse(write.text(tree)) == tree
+    assert tree.subset([0, 3, 5]).sharing == (1, 1, 1)
+    assert tree.subset([0, 1, 2]).sharing == (1.5,) * 3
 
 
 def test_a_node_may_have_a_port_of_its_own_and_keeps_it_in_a_subset() -> None:
