@@ -387,7 +387,7 @@ class CollectOp : public tensorflow::AsyncOpKernel {
 
 // Each hand-over between threads takes longer than a small bucket, so the thread that runs the op also makes the
 // engine's progress. It does so for a short time only: two steps may each wait for the other one on some other rank.
-constexpr double kMostProgress_s = 2e-3;
+constexpr double kMostProgress_s = 10e-3;
 
 class ReduceStepOp : public ChannelOp<tensorflow::AsyncOpKernel> {
  public:
