@@ -36,7 +36,7 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "Send less",
-        "Values of the keyword `compression`. [topk.md](topk.md) says what `TopK` does and when it pays.",
+        "Values of the keyword `compression`. [compression.md](compression.md) compares them.",
         ("TopK", "Warmup", "Quantized", "LowRank", "AnyOf", "Sign", "Compression", "mstopk", "topk_error_feedback"),
     ),
     (

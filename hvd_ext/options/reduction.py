@@ -83,7 +83,7 @@ class ReductionOptions:
         None,
         "how float32 gradients are sent: `hvd_ext.Compression.fp16` or `.bf16`; `hvd_ext.TopK`, the largest elements "
         "only, `hvd_ext.Quantized`, numbers of few bits, `hvd_ext.Sign`, or `hvd_ext.LowRank`, products of thin "
-        "matrices (docs/topk.md); `hvd_ext.AnyOf`, what is fast enough of several forms, or "
+        "matrices (docs/compression.md); `hvd_ext.AnyOf`, what is fast enough of several forms, or "
         '"auto", its default. None: that of `init`.',
         compared="channel",
         feature="compression",

@@ -108,6 +108,8 @@ def test_only_the_factors_are_sent() -> None:
     sizes = [(12 * RANK + 7 + 12 * RANK + 10) * 4, (10 + 9) * RANK * 4]
     assert [sum(channel.layout.nbytes) for channel in (left, right)] == sizes
     assert [channel.steps for channel in (left, right, channels(optimizer)[-1])] == [3, 3, 0]
+    gradient_set.close()
+    assert not left.is_open and not right.is_open
 
 
 def test_a_step_that_is_not_finite_is_skipped_on_all_ranks_and_changes_nothing() -> None:

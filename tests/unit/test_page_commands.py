@@ -32,6 +32,7 @@ BLOCKS = {
     "docs/optimizers.md": "tests/ranks/test_pages.py",
     "docs/saving.md": "tests/unit/state/test_page.py",
     "docs/stragglers.md": "tests/ranks/test_pages.py",
+    "docs/compression.md": "tests/ranks/test_topk_page.py",
     "docs/topk.md": "tests/ranks/test_topk_page.py",
     "docs/training.md": "tests/ranks/test_pages.py",
 }

@@ -174,6 +174,7 @@ class GradientSet:
         """Close all channels."""
         for channel in self.channels:
             channel.close()
+        self.policy.close()
 
     def _agreed_for_good(self, own: str) -> str:
         """Check this rank's kinds against those of the first step."""

@@ -351,6 +351,9 @@ class Policy:
     def scale_momentum(self, factor: float) -> None:
         """Multiply the velocities that this rank keeps, between two steps; all ranks call it alike."""
 
+    def close(self) -> None:
+        """Free what the policy has opened."""
+
     @property
     def loses_at_shutdown(self) -> bool:
         """Whether a shutdown would lose gradients, of which rank 0 warns."""

@@ -192,6 +192,12 @@ class LowRankGradients(Policy):
         """Send whole gradients and all residuals in the next step; all ranks call it."""
         self._flushing.assign(True)
 
+    def close(self) -> None:
+        """Close the channels of the factors."""
+        for pair in self._channels.values():
+            for channel in pair:
+                channel.close()
+
     @property
     def loses_at_shutdown(self) -> bool:
         """Whether residuals may wait on the ranks."""
