@@ -48,7 +48,14 @@ def test_the_kept_results_are_written_in_this_way() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    ["docs/performance.md", "docs/compression.md", "docs/buckets.md", "docs/data.md", "docs/recipe.md", "docs/stragglers.md"],
+    [
+        "docs/performance.md",
+        "docs/compression.md",
+        "docs/buckets.md",
+        "docs/data.md",
+        "docs/recipe.md",
+        "docs/stragglers.md",
+    ],
 )
 def test_the_pages_show_the_kept_results(page: str) -> None:
     text = (BENCHMARKS.parent / page).read_text()

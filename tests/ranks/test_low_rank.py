@@ -14,7 +14,7 @@ import tensorflow as tf
 import hvd_ext as hvd
 from hvd_ext.keras.optimizers.optimizer import channels
 from tests.ranks.compare import assert_equal
-from tests.ranks.topk_jobs import hosts_of, restart
+from tests.ranks.topk_jobs import restart
 from tests.ranks.training import assert_same_bits_on_all_ranks, checkpoint, values
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks(2, 3, 4), pytest.mark.usefixtures("apart")]
