@@ -27,6 +27,12 @@ class Described:
     feature: ClassVar[str]
     refuses: ClassVar[Mapping[str, str]]
 
+    @property
+    def label(self) -> str:
+        """The class with its first option, for messages."""
+        first = dataclasses.fields(self)[0].name  # type: ignore[arg-type]
+        return f"{type(self).__name__}({first}={getattr(self, first)!r})"
+
     def described(self) -> dict[str, Any]:
         """Return the options by name as plain values, so that the ranks can compare them."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
@@ -110,12 +116,6 @@ class Codec(Described, abc.ABC):
     @abc.abstractmethod
     def entry_nbytes(self) -> float:
         """The mean number of bytes of a value and its index, as sent."""
-
-    @property
-    def label(self) -> str:
-        """The codec with its first option, for messages."""
-        first = dataclasses.fields(self)[0].name  # type: ignore[arg-type]
-        return f"{type(self).__name__}({first}={getattr(self, first)!r})"
 
     def selection(self) -> dict[str, Any]:
         """Return the fields of `planning.bucket_layout.Selection` whose values are not those of the options."""

@@ -50,6 +50,8 @@ def optimizer_line(name: str, layout: Layout, options: GradientOptions) -> str:
         form = f"{layout.forms[0][0]}, {layout.form_reason}" if layout.forms else codec.label
         text += f"; {form}" + (f" in {_many(selecting, 'bucket')}" if selecting or not layout.forms else "")
         text += "" if codec.until is None else f" until update step {codec.until}"
+    if options.low_rank is not None:
+        text += f"; {options.low_rank.label}"
     if options.partial:
         quorum = "" if options.quorum is None else f" of {options.quorum}"
         text += f"; steps do not wait for all ranks: {options.sync}{quorum}, staleness {options.staleness}"

@@ -104,10 +104,12 @@ def test_only_the_factors_are_sent() -> None:
     for number in range(3):
         apply(optimizer, number, weights)
     (gradient_set,) = optimizer._hvd_ext.reducer.sets
-    ((left, right),) = gradient_set.policy._channels.values()
+    left, right = gradient_set.policy.channels
     sizes = [(12 * RANK + 7 + 12 * RANK + 10) * 4, (10 + 9) * RANK * 4]
     assert [sum(channel.layout.nbytes) for channel in (left, right)] == sizes
     assert [channel.steps for channel in (left, right, channels(optimizer)[-1])] == [3, 3, 0]
+    text = hvd.explain(optimizer)
+    assert "left factors: " in text and "right factors: " in text
     gradient_set.close()
     assert not left.is_open and not right.is_open
 

@@ -41,14 +41,14 @@ def explained(reducer: Reducer, file: str | Path | None) -> str:
     texts = []
     newest: Layout | None = None
     for gradients in reducer.sets:
-        for channel in gradients.channels:
+        for channel in (*gradients.channels, *gradients.policy.channels):
             if channel.is_open:
                 replanning = gradients.replannings.get(channel)
                 review = replanning.reviews[-1] if replanning is not None and replanning.reviews else None
                 texts.append(of_layout(gradients.job, channel.name, channel.layout, review))
                 if channel.partial is not None:
                     texts.append(of_rounds(gradients.job, channel))
-                newest = channel.layout
+                newest = channel.layout if channel in gradients.channels else newest
     if newest is None:
         raise InvalidError(f"explain ({reducer.label}): its buckets are planned at its first step; call it later")
     if file is not None:

@@ -172,9 +172,8 @@ class GradientSet:
 
     def close(self) -> None:
         """Close all channels."""
-        for channel in self.channels:
+        for channel in (*self.channels, *self.policy.channels):
             channel.close()
-        self.policy.close()
 
     def _agreed_for_good(self, own: str) -> str:
         """Check this rank's kinds against those of the first step."""

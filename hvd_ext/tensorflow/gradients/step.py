@@ -351,8 +351,10 @@ class Policy:
     def scale_momentum(self, factor: float) -> None:
         """Multiply the velocities that this rank keeps, between two steps; all ranks call it alike."""
 
-    def close(self) -> None:
-        """Free what the policy has opened."""
+    @property
+    def channels(self) -> Sequence[Channel]:
+        """The channels that the policy has opened besides those of the list."""
+        return ()
 
     @property
     def loses_at_shutdown(self) -> bool:

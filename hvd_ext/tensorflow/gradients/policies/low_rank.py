@@ -192,11 +192,10 @@ class LowRankGradients(Policy):
         """Send whole gradients and all residuals in the next step; all ranks call it."""
         self._flushing.assign(True)
 
-    def close(self) -> None:
-        """Close the channels of the factors."""
-        for pair in self._channels.values():
-            for channel in pair:
-                channel.close()
+    @property
+    def channels(self) -> Sequence[Channel]:
+        """Those of the left and right factors."""
+        return [channel for pair in self._channels.values() for channel in pair]
 
     @property
     def loses_at_shutdown(self) -> bool:
