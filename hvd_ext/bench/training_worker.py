@@ -228,9 +228,9 @@ def main(folder: str, text: str) -> None:
         if algorithm == COMPUTE:
             return {"": Learner(task.model, task.width, data)}
         name, options = parts_of(algorithm)
-        given = GradientOptions.from_texts("bench training", {**task.options, **options})
+        parsed = GradientOptions.from_texts("bench training", {**task.options, **options})
         # what a codec sends has algorithms of its own
-        keywords = {**given.keywords(), "algorithm": name if given.codec is None or name != "auto" else None}
+        keywords = {**parsed.keywords(), "algorithm": name if parsed.codec is None or name != "auto" else None}
         wrapped = functools.partial(hvd.DistributedOptimizer, **keywords)
         return {"": Learner(task.model, task.width, data, wrap=wrapped)}
 

@@ -77,9 +77,9 @@ class AnyOf(DenseFirst):
         object.__setattr__(self, "forms", tuple(self.forms))
         for form in self.forms:
             if isinstance(form, DenseFirst) and not isinstance(form, AnyOf):
-                given = [field for field in _COMMON if getattr(form, field) != getattr(type(form), field)]
-                if given:
-                    raise InvalidError(f"AnyOf, forms ({form.label}): give {given[0]} to AnyOf, for all of its forms")
+                changed = [field for field in _COMMON if getattr(form, field) != getattr(type(form), field)]
+                if changed:
+                    raise InvalidError(f"AnyOf, forms ({form.label}): give {changed[0]} to AnyOf, for all of its forms")
             elif not isinstance(form, str) or form not in WHOLE:
                 raise InvalidError(
                     f"AnyOf, forms ({form!r}): each must be one of {', '.join(map(repr, WHOLE))}, a hvd_ext.Quantized "
@@ -120,10 +120,6 @@ class AnyOf(DenseFirst):
         """Return the options by name as plain values, so that the ranks can compare them."""
         forms = [form if isinstance(form, str) else [form.name, form.described()] for form in self.forms]
         return {**super().described(), "forms": forms}
-
-    @classmethod
-    def _parsed(cls, field: str, value: str) -> Any:
-        return value
 
 
 def from_text(text: str, codecs: Mapping[str, type]) -> AnyOf | None:

@@ -177,8 +177,8 @@ class GradientOptions(ReductionOptions):
 
     def _of_channel(self) -> dict[str, Any]:
         # what TopK and LowRank do not take, and factors, are reduced with the job's algorithm and compression
-        of_job = ("algorithm",) * (self.codec is not None) + ("compression",) * self.keeps_residuals
-        return {name: getattr(self, name) for name in compared("channel") if name not in of_job}
+        of_job = {"algorithm": self.codec is not None, "compression": self.keeps_residuals}
+        return {name: getattr(self, name) for name in compared("channel") if not of_job.get(name)}
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Racks from the rates of pairs of hosts: shared uplinks are found under noise, and what no racks explain is told."""
+"""Racks from the rates of pairs of hosts: uplinks are found under noise; times that no racks explain are reported."""
 
 from __future__ import annotations
 

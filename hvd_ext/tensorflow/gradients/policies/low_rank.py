@@ -73,8 +73,8 @@ class LowRankGradients(Policy):
 
     def classify(self, kinds: str, channel: Channel) -> str:
         """Count gradients that no rank has now as dense zeros if they have residuals, which are still sent."""
-        own = self._matrices if channel in self._channels else {}
-        return "".join(gradient_kinds.DENSE if place in own else kind for place, kind in enumerate(kinds))
+        factorised = self._matrices if channel in self._channels else {}
+        return "".join(gradient_kinds.DENSE if place in factorised else kind for place, kind in enumerate(kinds))
 
     def opened(self, channel: Channel, before: Channel | None) -> None:
         """Open the channels of the factors; on one host all gradients are sent whole."""
@@ -115,7 +115,7 @@ class LowRankGradients(Policy):
         if step.channel not in self._channels:
             return super().reduce(step, gradients)
         assert self._finite is not None
-        given = [
+        compensated = [
             gradient + tf.reshape(self._matrices[place].residual.read_value(), tf.shape(gradient))
             if gradient is not None and place in self._matrices
             else gradient
@@ -123,20 +123,20 @@ class LowRankGradients(Policy):
         ]
         whole = tf.logical_or(self._finite.applied.read_value() < self._options.start, self._flushing.read_value())
         if tf.executing_eagerly():
-            reduced, kept = (self._whole if bool(whole) else self._factorised)(step.channel, given)
+            reduced, kept = (self._whole if bool(whole) else self._factorised)(step.channel, compensated)
         else:
-            places = [place for place, gradient in enumerate(given) if gradient is not None]
+            places = [place for place, gradient in enumerate(compensated) if gradient is not None]
 
             def branch(way: Any) -> Any:
-                results, state = way(step.channel, given)
+                results, state = way(step.channel, compensated)
                 return [results[place] for place in places], list(state.values())
 
-            own = [place for place in places if place in self._matrices]
+            factorised = [place for place in places if place in self._matrices]
             results, state = tf.cond(whole, lambda: branch(self._whole), lambda: branch(self._factorised))
-            reduced = [None] * len(given)
+            reduced = [None] * len(compensated)
             for place, result in zip(places, results, strict=True):
-                reduced[place] = tf.ensure_shape(result, given[place].shape)  # type: ignore[union-attr]
-            kept = dict(zip(own, state, strict=True))
+                reduced[place] = tf.ensure_shape(result, compensated[place].shape)  # type: ignore[union-attr]
+            kept = dict(zip(factorised, state, strict=True))
         step.kept = kept
         return reduced
 
@@ -209,22 +209,22 @@ class LowRankGradients(Policy):
             right = tf.Variable(first, trainable=False, name=f"hvd_ext_right_{place}")
         return Matrix(rows, columns, rank, residual, right)
 
-    def _whole(self, channel: Channel, given: Sequence[tf.Tensor | None]) -> tuple[Dense, dict[int, Any]]:
+    def _whole(self, channel: Channel, compensated: Sequence[tf.Tensor | None]) -> tuple[Dense, dict[int, Any]]:
         kept = {
             place: (tf.zeros_like(self._matrices[place].residual), self._matrices[place].right.read_value())
-            for place, gradient in enumerate(given)
+            for place, gradient in enumerate(compensated)
             if gradient is not None and place in self._matrices
         }
-        return channel.reduce(given), kept
+        return channel.reduce(compensated), kept
 
-    def _factorised(self, channel: Channel, given: Sequence[tf.Tensor | None]) -> tuple[Dense, dict[int, Any]]:
+    def _factorised(self, channel: Channel, compensated: Sequence[tf.Tensor | None]) -> tuple[Dense, dict[int, Any]]:
         left, right = self._channels[channel]
         matrices = {
             place: tf.reshape(gradient, (self._matrices[place].rows, self._matrices[place].columns))
-            for place, gradient in enumerate(given)
+            for place, gradient in enumerate(compensated)
             if gradient is not None and place in self._matrices
         }
-        sent = list(given)
+        sent = list(compensated)
         for place, matrix in matrices.items():
             sent[place] = matrix @ self._matrices[place].right.read_value()
         reduced = left.reduce(sent)
@@ -234,7 +234,7 @@ class LowRankGradients(Policy):
         kept = {}
         for place, matrix in matrices.items():
             product = tf.matmul(bases[place], rights[place], transpose_b=True)
-            reduced[place] = tf.reshape(product, tf.shape(given[place]))
+            reduced[place] = tf.reshape(product, tf.shape(compensated[place]))
             kept[place] = (matrix - tf.matmul(bases[place], parts[place], transpose_b=True), rights[place])
         return reduced, kept
 
