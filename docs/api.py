@@ -40,6 +40,12 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("TopK", "Warmup", "Quantized", "LowRank", "AnyOf", "Sign", "Compression", "mstopk", "topk_error_feedback"),
     ),
     (
+        "Send less often",
+        "The value of the keyword `local_steps`, and the weights that a model has then "
+        "([local_steps.md](local_steps.md)).",
+        ("LocalSteps", "local_weights"),
+    ),
+    (
         "Callbacks of `fit`",
         "`synchronized` prepares a whole list of them. Methods that Keras calls (`on_epoch_end` and others) are left "
         "out here.",

@@ -63,6 +63,7 @@ from hvd_ext.keras.callbacks import (
 )
 from hvd_ext.keras.checkpoint.load_model import load_model as load_model
 from hvd_ext.keras.optimizers.catching_up import catch_up as catch_up
+from hvd_ext.keras.optimizers.global_weights import local_weights as local_weights
 from hvd_ext.keras.optimizers.learning_rate import scale_learning_rate as scale_learning_rate
 from hvd_ext.keras.optimizers.optimizer import (
     DistributedOptimizer as DistributedOptimizer,
@@ -80,6 +81,7 @@ from hvd_ext.options import (
     Product as Product,
     Sum as Sum,
 )
+from hvd_ext.options.local_steps import LocalSteps as LocalSteps
 from hvd_ext.options.unsupported import (
     Adasum as Adasum,
     elastic as elastic,

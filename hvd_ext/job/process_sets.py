@@ -77,6 +77,20 @@ class _GlobalProcessSet(ProcessSet):
         return runtime.current().engine.size
 
 
+class _Group(ProcessSet):
+    """The ranks of a process set that reduce in each local step; no user sees it, and it ends with the job.
+
+    Args:
+        subset: the runtime that runs its collectives.
+    """
+
+    def __init__(self, subset: Runtime) -> None:
+        super().__init__(subset.engine.ranks)
+        self.runtime = subset
+
+
+_GROUP_TAG = 1 << 14  # of the communicators of groups; process sets are numbered from 1
+
 _added: dict[int, ProcessSet] = {}  # the sets of the running job, by number
 _SUBJECT = "process sets"  # one name for all exchanges: an add on one rank meets a remove on another and differs
 
@@ -190,6 +204,8 @@ def runtime_of(process_set: ProcessSet | None) -> Runtime | None:
     job = runtime.current()
     if process_set is None or process_set is global_process_set:
         return job
+    if isinstance(process_set, _Group) and process_set.runtime.running:
+        return process_set.runtime
     if not isinstance(process_set, ProcessSet):
         raise InvalidError(
             f"process_set ({process_set!r}): takes a ProcessSet or None, got {type(process_set).__name__}"
@@ -200,6 +216,43 @@ def runtime_of(process_set: ProcessSet | None) -> Runtime | None:
         f"process set (ranks {rank_lists.listed(process_set.ranks)}): it must be added before it is used: call "
         "add_process_set() on all ranks, or give it to init(process_sets=[...]), again after each shutdown()"
     )
+
+
+def group(process_set: ProcessSet | None, within: str) -> ProcessSet | None:
+    """Return the ranks of a process set that reduce in each local step; its ranks call it together.
+
+    Args:
+        process_set: a set that was added; None for all ranks.
+        within: "host": those of this rank's host; "rank": this rank alone.
+
+    Returns:
+        The set, which is made at the first call; `process_set` itself if it has no other ranks, or not this one.
+
+    Raises:
+        InvalidError, NotInitializedError: as `runtime_of`.
+        MismatchError: the ranks have different values of `within`; raised on all ranks.
+        CommunicationError: an MPI call failed on some rank; raised on all ranks.
+    """
+    members = runtime_of(process_set)
+    if members is None:
+        return process_set
+    if within not in members.groups:
+        job, own = runtime.current(), members.engine.rank
+        hosts = members.tree.hosts()
+        places = [own] if within == "rank" else next(list(places) for places in hosts if own in places)
+        if len(places) == members.engine.size:
+            return process_set
+        ranks = sorted(members.engine.ranks[place] for place in places)
+
+        def start() -> dict[str, Any]:
+            made = members.groups[within] = _Group(job.subset(start_set(job.engine, ranks, _GROUP_TAG, job.options)))
+            job.subsets[-1 - len(job.subsets)] = made.runtime
+            return {"within": within}
+
+        answers = consensus.exchange(members.engine, "local steps", start)
+        consensus.check_same("local_steps", answers, members.engine.ranks)
+    found: ProcessSet = members.groups[within]
+    return found
 
 
 def find(process_set_id: int | None) -> ProcessSet:

@@ -67,6 +67,7 @@ class Runtime:
         self.hosts = hosts
         self.plans: dict[int, LogicalPlan] = {}  # by handle
         self.subsets: dict[int, Runtime] = {}  # of a job: those of the process sets that this rank is in, by number
+        self.groups: dict[str, Any] = {}  # the process sets of `process_sets.group`, by `within`
         self.last_process_set = 0  # the number of the newest set
         self._agreements: dict[str, threading.RLock] = {}
         self._handles: dict[int, int] = {}

@@ -36,6 +36,7 @@ FEATURES: dict[str, str] = {
     "two optimizers": "two in one program, as in a GAN",
     "partial rounds": '`sync=` other than "full"',
     "delay": "`delay=1`",
+    "local steps": "`local_steps=hvd.LocalSteps(...)`",
     "SyncBatchNormalization": "the layer",
     "LARS, LAMB": "`hvd.optimizers.LARS` or `LAMB`",
 }
@@ -133,6 +134,7 @@ ACTS_AT: dict[str, tuple[str, ...]] = {
     "two optimizers": ("memory",),
     "partial rounds": ("passes", "form", "factor", "memory"),
     "delay": ("passes", "memory", "update"),
+    "local steps": ("passes", "form", "factor", "memory", "update"),
     "SyncBatchNormalization": ("forward",),
     # all places: its norms are those of the reduced gradients, whatever they went through and in whatever buckets, and
     # it knows the variables of normalisation layers by their names

@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any, cast
 from hvd_ext.compression import AnyOf, Codec, LowRank, from_text
 from hvd_ext.compression.codec import is_whole
 from hvd_ext.errors import InvalidError
-from hvd_ext.options import SYNCS, Average, Compression, Options, SetOfRanks, Sum, check_compression, compatibility
+from hvd_ext.options import (
+    SYNCS,
+    Average,
+    Compression,
+    Options,
+    SetOfRanks,
+    Sum,
+    check_compression,
+    compatibility,
+    is_file,
+)
+from hvd_ext.options.local_steps import LocalSteps
 from hvd_ext.options.reduction import OPTIONS, ReductionOptions, compared
 
 if TYPE_CHECKING:
@@ -50,6 +61,7 @@ class GradientOptions(ReductionOptions):
         if not is_whole(self.check_every) or self.check_every < 0:
             raise InvalidError(f"check_every ({self.check_every!r}): must be a whole number of steps, 0 for never")
         _check_sync(self)
+        _check_local_steps(self.local_steps, self.codec)
         if refused := compatibility.refused(self.features):
             raise InvalidError(refused)
         object.__setattr__(self, "groups", _checked_groups(self.groups))
@@ -88,6 +100,8 @@ class GradientOptions(ReductionOptions):
             name: named[name].get(text.lower(), text) if name in named else yaml.safe_load(text)
             for name, text in texts.items()
         }
+        if isinstance(values.get("local_steps"), (str, int)):
+            values["local_steps"] = LocalSteps.from_text(texts["local_steps"])
         codec = from_text(texts.get("compression", ""))
         if codec is not None:
             values["compression"] = codec
@@ -163,12 +177,42 @@ class GradientOptions(ReductionOptions):
         if isinstance(self.compression, (Codec, LowRank)):
             of_class = type(self.compression).__name__
             values |= {f"{of_class}'s {name}": value for name, value in self.compression.described().items()}
+        if self.local_steps is not None:
+            values |= {f"LocalSteps' {name}": value for name, value in self.local_steps.described().items()}
         return values
+
+    def within(self, group: ProcessSet | None) -> GradientOptions:
+        """Return the options of the gradients of local steps, which are sent whole.
+
+        Args:
+            group: the ranks that reduce in each step; None: all.
+        """
+        buckets = None if self.buckets is not None and is_file(self.buckets) else self.buckets
+        return dataclasses.replace(
+            self, process_set=group, compression=Compression.none, algorithm=None, buckets=buckets
+        )
+
+    @property
+    def of_outer_steps(self) -> GradientOptions:
+        """The options of the changes of weights in outer steps of local steps."""
+        kept = ("op", "algorithm", "bucket_nbytes", "buckets", "compression", "process_set")
+        return GradientOptions(**{name: getattr(self, name) for name in kept})
+
+    @property
+    def before_local_steps(self) -> GradientOptions:
+        """The options of the gradients of the first steps, before local steps start: they are never compressed."""
+        options = self.of_outer_steps
+        return options.within(self.process_set) if self.keeps_residuals else options
 
     @property
     def partial(self) -> bool:
         """Whether steps do not wait for all ranks."""
         return self.sync != "full"
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether each step has the gradients of all ranks."""
+        return not self.partial and self.local_steps is None
 
     @property
     def sparse_algorithm(self) -> str:
@@ -227,6 +271,18 @@ def _check_sync(options: GradientOptions) -> None:
         raise InvalidError(f"staleness ({staleness!r}): must be a whole number of steps from 0")
     if delay not in (0, 1) or isinstance(delay, bool):
         raise InvalidError(f"delay ({delay!r}): must be 0 or 1")
+
+
+def _check_local_steps(local: Any, codec: Codec | None) -> None:
+    if local is None:
+        return
+    if not isinstance(local, LocalSteps):
+        raise InvalidError(f"local_steps ({local!r}): must be a hvd_ext.LocalSteps, or None")
+    if codec is not None and (codec.momentum_correction is True or codec.clip is not None):
+        raise InvalidError(
+            f"local_steps: with it {type(codec).__name__} can have no momentum_correction and no clip, because it "
+            "sends changes of weights and no gradients; leave them out; Keras' clipnorm clips the gradients of a host"
+        )
 
 
 def _checked_groups(groups: Any) -> int | tuple[tuple[Any, ...], ...] | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hvd_ext.compression import Codec, LowRank
 from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm, Sync
+from hvd_ext.options.local_steps import LocalSteps
 
 if TYPE_CHECKING:
     from hvd_ext.job.process_sets import ProcessSet
@@ -154,6 +155,14 @@ class ReductionOptions:
             ),
             "Keras 2": _NOT_WITH_KERAS2,
         },
+    )
+    local_steps: LocalSteps | None = option(
+        None,
+        "`hvd_ext.LocalSteps`: hosts reduce by themselves, and all ranks exchange the change of the weights every so "
+        "many steps, sent as `compression` says (docs/local_steps.md).",
+        compared="otherwise",  # by its values
+        feature=LocalSteps.feature,
+        refuses=LocalSteps.refuses,
     )
 
 

@@ -210,6 +210,40 @@ def translated() -> Iterator[None]:
         raise translation from raised
 
 
+def only_if(
+    condition: Any, work: Callable[[], None], otherwise: Callable[[], None] = lambda: None
+) -> tf.Operation | None:
+    """Do something if a condition holds; eagerly, or in the graph that is being traced.
+
+    Returns:
+        In a graph the operation that does it.
+    """
+    if tf.executing_eagerly():
+        (work if bool(condition) else otherwise)()
+        return None
+
+    def done(assign: Callable[[], None]) -> tf.Tensor:
+        assign()
+        return tf.constant(True)
+
+    return tf.cond(condition, functools.partial(done, work), functools.partial(done, otherwise)).op
+
+
+def in_order(exchange: Callable[[], tf.Operation | None]) -> tf.Operation | None:
+    """Make an operation with a Python function that exchanges something with the other ranks.
+
+    TensorFlow runs the Python functions of a graph in any order, and all ranks need one order.
+
+    Args:
+        exchange: makes the operation, in the graph that is being traced, or does its work eagerly and returns None.
+    """
+    last = memory_of_graph().setdefault("last exchange", [])
+    with tf.control_dependencies(last):
+        made = exchange()
+    last[:] = [] if made is None else [made]
+    return made
+
+
 def memory_of_graph() -> dict[Any, Any]:
     """Return a dictionary that lives as long as the graph under construction; in eager mode, a new dictionary."""
     return {} if tf.executing_eagerly() else _memory(tf.compat.v1.get_default_graph())

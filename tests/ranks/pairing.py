@@ -27,7 +27,11 @@ KEYWORDS: dict[str, dict[str, Any]] = {
     "sparse_as_dense": {"sparse_as_dense": True},
     "partial rounds": {"sync": "majority", "staleness": 0},
     "delay": {"delay": 1},
+    # with SGD the mean of weights that each have one more step is a step by the mean of the gradients
+    "local steps": {"local_steps": hvd.LocalSteps(1, outer=None, within="rank")},
 }
+# with these the mean of the ranks' updates is not the update by the mean of their gradients
+NOT_LINEAR = {"clipping", "global_clipnorm", "mixed_float16", "LARS, LAMB"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "accumulation": {"gradient_accumulation_steps": 2},
     "clipping": {"clipnorm": 0.25},
@@ -60,6 +64,8 @@ class Case:
         found: dict[str, Any] = {"process_set": self.process_set} if "process_set" in self.features else {}
         for feature in self.features:
             found |= KEYWORDS.get(feature, {})
+        if "local steps" in self.features and self.features & NOT_LINEAR:
+            found["local_steps"] = dataclasses.replace(found["local_steps"], start=100)
         asked = [name for name in ("compression", "top-k", "top-k until", "low rank") if name in self.features]
         if len(asked) > 1:
             both = tuple(KEYWORDS[name]["compression"] for name in asked)
@@ -87,7 +93,7 @@ class Case:
             return made
         made = keras.optimizers.SGD(0.5, **settings)
         if "LARS, LAMB" in self.features:
-            alone = plain or self.features & {"partial rounds", "tape", "XLA"}
+            alone = plain or self.features & {"partial rounds", "local steps", "tape", "XLA"}
             # SyncBatchNormalization has its gamma in the place of "own"
             excluded = {"exclude_from_trust": ["own", "gamma$"], "exclude_from_weight_decay": ["own", "gamma$"]}
             settings |= {"weight_decay": 0.125, "parallel": not alone, **excluded}

@@ -26,6 +26,7 @@ CHANGE_NOTHING = {
     "tape",
     "two optimizers",
     "delay",
+    "local steps",
     "SyncBatchNormalization",
 }
 HAS_KERAS2 = importlib.util.find_spec("tf_keras") is not None

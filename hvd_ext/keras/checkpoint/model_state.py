@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_ext.errors import CheckpointError, InvalidError
+from hvd_ext.keras.optimizers.global_weights import local_weights
 from hvd_ext.keras.optimizers.models import optimizers
 from hvd_ext.tensorflow.collectives import single
 from hvd_ext.tensorflow.collectives.objects import broadcast_object
@@ -106,13 +107,14 @@ def assign(listed: Sequence[keras.Variable], values: dict[str, np.ndarray], subj
 
 def save(model: keras.Model, folder: Path) -> str:
     """Write a model and its optimizers for plain Keras: model.keras, or without a configuration model.weights.h5."""
-    try:
-        model.save(folder / "model.keras")
-    except (NotImplementedError, TypeError):
-        # a class without a configuration: its weights and its optimizers' variables can still be saved
-        (folder / "model.keras").unlink(missing_ok=True)
-        model.save_weights(folder / "model.weights.h5")
-        return "model.weights.h5"
+    with local_weights():  # training goes on from them
+        try:
+            model.save(folder / "model.keras")
+        except (NotImplementedError, TypeError):
+            # a class without a configuration: its weights and its optimizers' variables can still be saved
+            (folder / "model.keras").unlink(missing_ok=True)
+            model.save_weights(folder / "model.weights.h5")
+            return "model.weights.h5"
     return "model.keras"
 
 

@@ -23,8 +23,8 @@ from hvd_ext.state.manifest import Manifest
 from hvd_ext.tensorflow.gradients.reducer import Reducer, reducer_of
 from hvd_ext.tensorflow.topk import feedback, residuals
 
-_NAME = re.compile(r"(top-k|low-rank|held|delayed|buckets): optimizer (\d+), variables (\d+)")
-_OF_TAPES = re.compile(r"(top-k|low-rank|held|delayed|buckets): tape")
+_NAME = re.compile(r"(top-k|low-rank|local-steps|held|delayed|buckets): optimizer (\d+), variables (\d+)")
+_OF_TAPES = re.compile(r"(top-k|low-rank|local-steps|held|delayed|buckets): tape")
 
 
 def collect(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:

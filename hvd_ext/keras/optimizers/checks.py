@@ -14,6 +14,7 @@ from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import kinds
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 from hvd_ext.tensorflow.gradients.same_start import checksums, refuse
+from hvd_ext.tensorflow.gradients.step import Step
 
 # The steps of each reducer, for `same_weights`. The optimizers' own iterations cannot stand for them: the check must
 # find ranks that have counted differently, so these must come to it after the same step.
@@ -35,13 +36,14 @@ def settings(optimizer: Any) -> dict[str, Any]:
 
 
 def same_weights(
-    reducer: Reducer, name: str, iterations: tf.Variable, variables: Sequence[Any], passes: int = 1
+    reducer: Reducer, step: Step, iterations: tf.Variable, variables: Sequence[Any], passes: int = 1
 ) -> None:
     """Compare checksums of the weights over the ranks after every `check_every` steps; all ranks call it in each.
 
     Args:
         reducer: its options have check_every; its local variables are left out.
-        iterations: of the optimizer; they are compared too.
+        step: the step after whose update they are compared.
+        iterations: of the optimizer; they are compared too, except with local steps, where a host may skip a step.
         passes: the number of calls that make a step.
 
     Raises:
@@ -53,30 +55,31 @@ def same_weights(
         return
     local = reducer.local_keys
     shared = [variable for variable in variables if kinds.key(variable) not in local]
-    names = ["iterations", *(kinds.name(variable) for variable in shared)]
+    counted = [iterations] if reducer.options.local_steps is None else []
+    names = ["iterations"][: len(counted)] + [kinds.name(variable) for variable in shared]
     if reducer not in _applied:
         with tf.init_scope(), tf.device("CPU:0"):
             _applied[reducer] = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_applied")
     applied = _applied[reducer]
 
     def values() -> list[tf.Tensor]:
-        return [tf.convert_to_tensor(variable) for variable in (iterations, *shared)]
+        return [*map(tf.convert_to_tensor, counted), *step.shared(shared)]
 
     @ops.plain
     def compare(*tensors: tf.Tensor) -> bool:
         sums = checksums(tensors)
-        answers = consensus.exchange(job.engine, f"{name}: the same weights", lambda: sums)
+        answers = consensus.exchange(job.engine, f"{step.name}: the same weights", lambda: sums)
         advice = "broadcast all variables before the first step, and change weights alike on all ranks"
         refuse(reducer.label, names, answers, job.engine.ranks, advice)
         return True
 
-    def compared() -> tf.Tensor:
+    def compared() -> None:
         # the values are read in the graph, after the step's updates; a read inside of `compare` might come before them
-        return tf.py_function(compare, values(), tf.bool)
+        tf.py_function(compare, values(), tf.bool)
 
     if tf.executing_eagerly():
         if int(applied.assign_add(1)) % (interval * passes) == 0:
             compare(*values())
         return
     due = tf.equal(applied.assign_add(1, read_value=True) % (interval * passes), 0)
-    tf.cond(due, compared, lambda: tf.constant(True))
+    ops.in_order(lambda: ops.only_if(due, compared))

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_ext.keras.optimizers.wrapper import only_if
 from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import kinds
 
 Pairs = Sequence[tuple[Any, Any]]
@@ -70,7 +70,7 @@ class Accumulation:
 
     def when_due(self, then: Callable[[], Any]) -> None:
         """Call a function if the newest pass was the last one before an update; a graph gets the call as a branch."""
-        only_if(self._due(), then)
+        ops.only_if(self._due(), then)
 
     def _due(self) -> tf.Tensor:
         assert self._passes is not None

@@ -17,6 +17,7 @@ from hvd_ext.errors import InvalidError
 
 if TYPE_CHECKING:
     from hvd_ext.keras.optimizers.wrapper import KerasDistribution
+    from hvd_ext.options.gradients import GradientOptions
 
 # Biases, and the factors and offsets of normalisation layers, as Keras 3 names them. Their norms say nothing about the
 # scale of their updates: they often begin at 0 or 1.
@@ -68,11 +69,12 @@ class Layerwise(keras.optimizers.Optimizer):
 
     _hvd_ext: KerasDistribution | None = None  # where the ranks that reduce its gradients may divide the norms
 
-    def _check_parallel(self, sync: str) -> None:
-        """Raise `InvalidError` if parallel is True and steps do not wait for all ranks (sync is not "full")."""
-        if self.parallel is True and sync != "full":
+    def _check_parallel(self, options: GradientOptions) -> None:
+        """Raise `InvalidError` if parallel is True and steps do not wait for all ranks."""
+        if self.parallel is True and not options.waits_for_all:
+            wrapped = f"sync={options.sync!r}" if options.partial else "local_steps"
             raise InvalidError(
-                f"parallel (True): optimizer {self.name!r} is wrapped with sync={sync!r}, whose steps "
+                f"parallel (True): optimizer {self.name!r} is wrapped with {wrapped}, whose steps "
                 "do not wait for all ranks, as norms that all ranks divide would; use parallel='auto' or False"
             )
 
@@ -164,7 +166,7 @@ class Layerwise(keras.optimizers.Optimizer):
 
         distribution = self._hvd_ext
         step = None if distribution is None else distribution.step
-        if distribution is None or step is None or not self.parallel or distribution.reducer.options.partial:
+        if distribution is None or step is None or not self.parallel or not distribution.reducer.options.waits_for_all:
             return norms.squares(tensors)
         reducer = distribution.reducer
         job = process_sets.runtime_of(reducer.options.process_set)

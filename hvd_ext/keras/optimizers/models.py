@@ -5,6 +5,7 @@
   another kind XLA is switched off, with one line in the log.
 - A model that loses its distributed optimizer by another `compile` would train on each rank alone: rank 0 warns.
 - A step that was traced before its optimizer was wrapped sends nothing: it is traced again.
+- A model whose optimizer makes local steps evaluates and saves with the global weights.
 - An optimizer knows the variables of a model, and no layers: before a step is made, it gets to know those with a state
   of their own, which the ranks compare.
 """
@@ -20,9 +21,10 @@ import keras
 
 from hvd_ext.job import runtime
 from hvd_ext.job.log import logger
-from hvd_ext.keras.optimizers import xla
+from hvd_ext.keras.optimizers import global_weights, xla
 from hvd_ext.keras.optimizers.wrapper import Distributed, Wrapper
 from hvd_ext.tensorflow import layers
+from hvd_ext.tensorflow.gradients.step import Policy
 
 # What a training step of Keras' own consists of.
 _OWN = {name: getattr(keras.Model, name) for name in ("train_step", "compute_metrics", "get_metrics_result")}
@@ -39,6 +41,13 @@ def watch(model_class: type) -> None:
     """
     _replace(model_class, "compile", _watched_compile)
     _replace(model_class, "make_train_function", _watched_making)
+    if model_class is keras.Model:  # only optimizers of Keras 3 make local steps
+        for names, made in (
+            (global_weights.READ, global_weights.reading),
+            (global_weights.SET, global_weights.setting),
+        ):
+            for name in names:
+                _replace(model_class, name, functools.partial(made, _policies), everywhere=False)
 
 
 def optimizers(model: Any) -> list[Any]:
@@ -78,10 +87,20 @@ def drop_traced_steps(optimizer: Any, model_class: type) -> None:
             candidate.train_function = None
 
 
-def _replace(model_class: type, name: str, watched: Any) -> None:
+def _replace(model_class: type, name: str, watched: Any, *, everywhere: bool = True) -> None:
+    """Replace a method where it is defined, or for models only."""
     owner = next((kind for kind in model_class.__mro__ if name in vars(kind)), None)
     if owner is not None and not hasattr(vars(owner)[name], "hvd_ext_plain"):
-        setattr(owner, name, watched(vars(owner)[name]))
+        plain = vars(owner)[name]
+        made = watched(plain)
+        made.hvd_ext_plain = plain
+        setattr(owner if everywhere else model_class, name, made)
+
+
+def _policies(model: Any) -> list[Policy]:
+    """Give the policies of the lists of variables that a model's optimizers were applied to."""
+    reducers = [optimizer._hvd_ext.reducer for optimizer in distributed(model)]
+    return [one.policy for reducer in reducers if reducer.options.local_steps is not None for one in reducer.sets]
 
 
 def _watched_compile(plain: Any) -> Any:
@@ -94,7 +113,6 @@ def _watched_compile(plain: Any) -> Any:
             _warn_of_plain(model)
         return result
 
-    compile.hvd_ext_plain = plain  # type: ignore[attr-defined]
     return compile
 
 
@@ -122,7 +140,6 @@ def _watched_making(plain: Any) -> Any:
             object.__setattr__(model, "_jit_compile", True)
             object.__delattr__(model, "train_step")
 
-    make_train_function.hvd_ext_plain = plain  # type: ignore[attr-defined]
     return make_train_function
 
 

@@ -21,9 +21,9 @@ from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import process_sets
 from hvd_ext.keras.optimizers.lars import LARS
-from hvd_ext.keras.optimizers.wrapper import KerasDistribution, OptimizerMixin, only_if, passes_factor
+from hvd_ext.keras.optimizers.wrapper import KerasDistribution, OptimizerMixin, passes_factor
 from hvd_ext.options.gradients import GradientOptions
-from hvd_ext.tensorflow import norms
+from hvd_ext.tensorflow import norms, ops
 from hvd_ext.tensorflow.gradients import kinds
 from hvd_ext.tensorflow.topk import feedback
 
@@ -47,7 +47,7 @@ def momentum_of(optimizer: Any, options: GradientOptions) -> Momentum | None:
         InvalidError: momentum_correction is True, and the optimizer has no momentum that could be taken over.
     """
     codec = options.codec
-    if codec is None or not codec.momentum_correction:
+    if codec is None or not codec.momentum_correction or options.local_steps is not None:
         return None
     hindrance = _hindrance(optimizer)
     if codec.momentum_correction == "auto":
@@ -246,4 +246,4 @@ class MomentumTaken(OptimizerMixin):
         if sends_whole is None:
             update()
         else:
-            only_if(sends_whole, lambda: plain(grads, trainable_variables, learning_rate), update)
+            ops.only_if(sends_whole, lambda: plain(grads, trainable_variables, learning_rate), update)

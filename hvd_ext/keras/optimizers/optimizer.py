@@ -28,7 +28,7 @@ from hvd_ext.keras.optimizers.wrapper import (
     refuse_global_norm,
     updates,
 )
-from hvd_ext.options import faces
+from hvd_ext.options import compatibility, faces
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.options.reduction import option
 from hvd_ext.tensorflow import devices
@@ -157,17 +157,18 @@ def channels(optimizer: Any) -> tuple[Channel, ...]:
 
 
 def flush(optimizer: Any) -> None:
-    """Make the next step send what the ranks have kept: residuals of `TopK`, or gradients that came late.
+    """Make the next step send what the ranks have kept: residuals of `TopK`, gradients that came late, local steps.
 
     For a file of the model alone: flush, train one more step, save. After that step no gradient is missing from the
     weights. With `TopK` the next step is dense, and all ranks call it; a momentum that `momentum_correction` has taken
     over stays with the ranks, and only `hvd_ext.callbacks.Checkpoint` saves it; if the next step is skipped because a
     gradient is not finite, everything stays as it was, and the step after it is dense. With sync= the next step waits
-    for the gradients of all ranks; one rank that calls it is enough.
+    for the gradients of all ranks; one rank that calls it is enough. With local_steps= all ranks call it, and the next
+    step ends with an outer step of all weights, which sends everything.
 
     Args:
-        optimizer: from `hvd_ext.DistributedOptimizer` with a codec (`hvd_ext.TopK` and others) or sync=. A tape
-            cannot be flushed: no object of the user's lasts from step to step.
+        optimizer: from `hvd_ext.DistributedOptimizer` with a codec (`hvd_ext.TopK` and others), sync= or local_steps=.
+            A tape cannot be flushed: no object of the user's lasts from step to step.
 
     Raises:
         InvalidError: the optimizer is not wrapped, or keeps nothing.
@@ -177,7 +178,8 @@ def flush(optimizer: Any) -> None:
     if reducer is None or not reducer.policy.flushes:
         raise InvalidError(
             f"flush ({optimizer!r}): must be an optimizer from hvd_ext.DistributedOptimizer with "
-            "compression=hvd_ext.TopK(...), another codec or LowRank, or sync=; other optimizers keep no gradients back"
+            "compression=hvd_ext.TopK(...), another codec or LowRank, sync= or local_steps=; other optimizers keep no "
+            "gradients back"
         )
     if reducer.options.partial:
         reducer.flush()
@@ -230,19 +232,22 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
     scaling = updating is not wrapped
     _accumulate(updating, options)
     momentum = momentum_of(updating, options)
-    if scaling and options.keeps_residuals and updating.gradient_accumulation_steps:
+    if options.local_steps is not None and updating.use_ema:
+        raise InvalidError(f"optimizer {label!r}: {compatibility.words('local steps', 'EMA')}")
+    sparse = options.keeps_residuals and options.local_steps is None  # what the optimizer updates by
+    if scaling and sparse and updating.gradient_accumulation_steps:
         raise InvalidError(
             f"optimizer {label!r}: with a loss scale every pass of a gradient accumulation is reduced, and "
             f"{type(options.compression).__name__} would count each pass as a step of momentum, warm-up and flush; use "
             "mixed_bfloat16, or leave accumulation out"
         )
     steps = functools.partial(_steps_of, weakref.ref(updating))
-    if options.codec is not None:
+    if sparse and options.codec is not None:
         _check_sparse(updating, label)
     # with a loss scale a round that is not finite is skipped
     reducer = Reducer(identity.of_optimizer(label, updating.name), options, momentum, steps, holds_again=scaling)
     if isinstance(updating, Layerwise):
-        updating._check_parallel(options.sync)
+        updating._check_parallel(options)
     ours = KerasDistribution(reducer, weakref.ref(wrapped), skipping=Skipping(label) if scaling else None)
     fronts: list[type] = [Wrapper, MomentumInside] if scaling else [Wrapper]
     taken = [] if momentum is None else [MomentumTaken]

@@ -29,6 +29,7 @@ import tensorflow as tf
 from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.keras.optimizers import checks, xla
 from hvd_ext.options import compatibility
+from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import kinds
 from hvd_ext.tensorflow.gradients.reducer import Distribution, Reducer
 from hvd_ext.tensorflow.gradients.step import Step
@@ -145,7 +146,7 @@ class Wrapper(Distributed):
                 update = functools.partial(_update, self, plain, variables, reduced, scale)
                 # with a loss scale Keras looks whether the gradients are finite
                 if step.applies is not None and (reducer.options.delay or not scaling):
-                    only_if(step.applies, update)
+                    ops.only_if(step.applies, update)
                 else:
                     update()
             else:
@@ -158,13 +159,14 @@ class Wrapper(Distributed):
                         "keras.optimizers.Optimizer and leave apply to that class"
                     )
             updating = updates(self)
+            passes = updating.gradient_accumulation_steps or 1
+            step.updated(passes)
             if self._hvd_ext.skipping is not None:
                 self._hvd_ext.skipping.count(
                     tf.not_equal(updating._iterations.value, before), tf.convert_to_tensor(self.dynamic_scale) > 1
                 )
             if reducer.options.check_every:
-                passes = updating.gradient_accumulation_steps or 1
-                checks.same_weights(reducer, step.name, updating._iterations.value, variables, passes)
+                checks.same_weights(reducer, step, updating._iterations.value, variables, passes)
 
     def _clip_gradients(self, grads: Any) -> Any:
         if _reduces_first(self):
@@ -258,19 +260,6 @@ def refuse_around(optimizer: Any, label: str) -> None:
             )
 
 
-def only_if(condition: Any, work: Callable[[], None], otherwise: Callable[[], None] = lambda: None) -> None:
-    """Do something if a condition holds; eagerly, or in the graph that is being traced."""
-    if tf.executing_eagerly():
-        (work if bool(condition) else otherwise)()
-        return
-
-    def done(assign: Callable[[], None]) -> tf.Tensor:
-        assign()
-        return tf.constant(True)
-
-    tf.cond(condition, functools.partial(done, work), functools.partial(done, otherwise))
-
-
 def _scales_loss(optimizer: Any) -> bool:
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
@@ -353,6 +342,6 @@ def _unless_skipped(optimizer: Any, work: Callable[[], None]) -> None:
     """Do a part of an update step; with accumulation, in a step that may be skipped, only if it applies."""
     step = optimizer._hvd_ext.step
     if step is not None and step.applies is not None and optimizer.gradient_accumulation_steps:
-        only_if(step.applies, work)
+        ops.only_if(step.applies, work)
     else:
         work()

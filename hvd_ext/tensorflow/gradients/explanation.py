@@ -40,7 +40,8 @@ def explained(reducer: Reducer, file: str | Path | None) -> str:
     """
     texts = []
     newest: Layout | None = None
-    for gradients in reducer.sets:
+    inner = [part for gradients in reducer.sets for part in gradients.policy.reducers]
+    for gradients in [one for part in (reducer, *inner) for one in part.sets]:
         for channel in (*gradients.channels, *gradients.policy.channels):
             if channel.is_open:
                 replanning = gradients.replannings.get(channel)

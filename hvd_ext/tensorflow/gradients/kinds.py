@@ -157,7 +157,7 @@ def mark_meeting(variable: Any) -> None:
     variable._hvd_ext = MEETING
 
 
-def refuse_meeting(label: str, variable: Any) -> None:
-    """Refuse a variable that `mark_meeting` has marked: with partial rounds no pass may wait for all ranks."""
+def refuse_meeting(label: str, variable: Any, feature: str) -> None:
+    """Refuse a variable that `mark_meeting` has marked: with some features no pass may wait for all ranks."""
     if getattr(variable, "_hvd_ext", None) is MEETING:
-        raise InvalidError(f"{label}: {compatibility.words('partial rounds', 'SyncBatchNormalization')}")
+        raise InvalidError(f"{label}: {compatibility.words(feature, 'SyncBatchNormalization')}")

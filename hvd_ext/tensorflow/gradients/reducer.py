@@ -54,6 +54,11 @@ class GradientSet:
         replannings: what plans the buckets of each channel again; none on one rank.
         name: the same on all ranks; unique in the job once the first channel is open.
         label: the name of the optimizer or tape.
+        identity: tells the optimizer or tape from others.
+        asked: the options of the optimizer or tape; `options` are those of this reduction, which differ from them with
+            local steps.
+        broadcast_follows: returns whether a callback will broadcast the weights after the next batch.
+        facts: what the ranks have compared before the first step.
         is_of_optimizer: whether it is an optimizer's.
         keys: of the variables.
         policy: what the gradients go through besides the sum over the ranks.
@@ -79,11 +84,14 @@ class GradientSet:
         self.job = job
         self.channels: list[Channel] = []
         self.replannings: dict[Channel, Replanning] = {}
-        self.options, self.momentum, self.first_step = reducer.options, reducer.momentum, first_step
+        self.asked, self.options = reducer.options, reducer.used
+        self.momentum, self.first_step = reducer.momentum, first_step
+        self.facts: dict[str, Any] = {}
         self.holds_again = reducer.holds_again
+        self.broadcast_follows = lambda: reducer.broadcast_follows
         self.policy = reducer.policy(self)
         self.keys = [kinds.key(variable) for variable in variables]
-        self._identity = reducer.identity
+        self.identity = reducer.identity
         self._described = reducer.identity.described()
         self.name = self.label = reducer.label
         self.is_of_optimizer = bool(reducer.identity.name)
@@ -135,10 +143,12 @@ class GradientSet:
 
                 def first() -> dict[str, Any]:
                     check()
-                    return {_LIST: "new", **facts()}
+                    self.facts = {_LIST: "new", **facts()}
+                    return self.facts
 
                 channel = self._open(own, first, self.start, weights)
-                banner.say(self.job, banner.optimizer_line(channel.name, channel.layout, self.options))
+                if self.options.local_steps is None:  # else each host would say it
+                    banner.say(self.job, banner.optimizer_line(channel.name, channel.layout, self.options))
                 found = channel.kinds
             elif self.policy.agrees_once:
                 return self.channels[0], self._agreed_for_good(own)
@@ -174,6 +184,8 @@ class GradientSet:
         """Close all channels."""
         for channel in (*self.channels, *self.policy.channels):
             channel.close()
+        for reducer in self.policy.reducers:
+            reducer.close()
 
     def _agreed_for_good(self, own: str) -> str:
         """Check this rank's kinds against those of the first step."""
@@ -224,7 +236,7 @@ class GradientSet:
             facts=facts,
             start=start,
             weights=weights,
-            identity=self._identity,
+            identity=self.identity,
             **self.policy.plan(),
         )
         if not self.channels:
@@ -265,10 +277,12 @@ class Reducer:
         first_step: returns the number of update steps before the first step of this object.
         after_first: whether the weights may be broadcast after the first step, as a loop with a tape does.
         holds_again: whether there is a loss scale; with partial rounds, see `hvd_ext.engine.partial.Partial`.
+        waits: returns whether a broadcast of the weights is still to come; None: `broadcast_follows` says so.
 
     Attributes:
         label: the name of the optimizer or tape, such as "Adam".
         policy: the class of the policy that the options ask for.
+        used: the options by which it reduces; with local steps not those that it was given.
         broadcast_follows: whether a callback will broadcast the weights after the next batch.
         layer_states: returns the checksums of the states that the model's layers have besides their variables.
     """
@@ -282,8 +296,10 @@ class Reducer:
         *,
         after_first: bool = False,
         holds_again: bool = False,
+        waits: Callable[[], bool] | None = None,
     ) -> None:
         self.broadcast_follows = False
+        self._waits = waits or (lambda: self.broadcast_follows)
         self.layer_states: Callable[[], Checksums] = list
         self.holds_again = holds_again
         self._after_first = after_first
@@ -300,6 +316,7 @@ class Reducer:
         self._local: list[Callable[[], Iterable[Any]]] = []
         self._sets: dict[tuple[Any, ...], GradientSet] = {}
         self._job: Runtime | None = None  # see `_members`
+        self.used = options
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -474,7 +491,7 @@ class Reducer:
             with tf.init_scope():
                 self._load(number, every)
         comparison = None if every.start is None or unsure is None else every.start.again(unsure)
-        divisor = job.engine.size if self.options.scale_local_gradients else 1
+        divisor = self._divisor
         slots = []
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             place = place_of.get(index)
@@ -505,8 +522,17 @@ class Reducer:
     def _members(self) -> Runtime | None:
         """Return the runtime of the process set; None if this rank is outside of it."""
         if self._job is None or not self._job.running:
-            self._job = process_sets.runtime_of(self.options.process_set)
+            local = self.options.local_steps
+            if local is not None:
+                self.used = self.options.within(process_sets.group(self.options.process_set, local.within))
+            self._job = process_sets.runtime_of(self.used.process_set)
         return self._job
+
+    @property
+    def _divisor(self) -> int:
+        """What gradients of local variables are divided by: the number of all ranks, as in an average over them."""
+        members = process_sets.runtime_of(self.options.process_set)
+        return members.engine.size if members is not None and self.options.scale_local_gradients else 1
 
     def _set(self, job: Runtime, keys: tuple[Any, ...], variables: Sequence[Any]) -> tuple[int, GradientSet]:
         """Return the set of these variables, and its place in `sets`."""
@@ -537,7 +563,7 @@ class Reducer:
             self.label,
             job,
             after_first=self._after_first,
-            waits=lambda: self.broadcast_follows,
+            waits=self._waits,
             states=lambda: self.layer_states(),  # a model may be compiled with the optimizer later
         )
 

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 Sums = list[int]
 
-# The comparisons in a graph.
-_COLLECTION = "hvd_ext: equal weights"
-
 _ADVICE = (
     "each rank would train a model of its own; give all ranks the weights of one: hvd_ext.callbacks.synchronized(...) "
     "or BroadcastGlobalVariablesCallback(0) among the callbacks of fit, hvd_ext.broadcast_variables(model.variables, "
@@ -150,13 +147,8 @@ class SameStart:
             with tf.control_dependencies([compared.assign(equal, read_value=False)]):
                 return tf.identity(equal)
 
-        # TensorFlow runs Python functions in any order; the exchanges of two optimizers need one order on all ranks
-        graph = tf.compat.v1.get_default_graph()
-        before = [operation for operation in graph.get_collection(_COLLECTION)[-1:] if operation.graph is graph]
-        with tf.control_dependencies(before), tf.device("CPU:0"):
-            operation = tf.cond(compared.read_value(), lambda: tf.constant(True), compare).op
-        graph.add_to_collection(_COLLECTION, operation)
-        return operation
+        with tf.device("CPU:0"):
+            return ops.in_order(lambda: tf.cond(compared.read_value(), lambda: tf.constant(True), compare).op)
 
     @ops.plain
     def _compare(self, *tensors: tf.Tensor) -> bool:

@@ -19,7 +19,7 @@ from hvd_ext.tensorflow.gradients import kinds
 
 if TYPE_CHECKING:
     from hvd_ext.tensorflow.gradients.channel import Channel
-    from hvd_ext.tensorflow.gradients.reducer import GradientSet
+    from hvd_ext.tensorflow.gradients.reducer import GradientSet, Reducer
 
 
 @dataclasses.dataclass
@@ -110,6 +110,11 @@ class Step:
         return self._is_reduced or not self.present
 
     @property
+    def began_equal(self) -> bool:
+        """Whether all ranks have had the same weights once, as far as they compare them."""
+        return self._list is None or self._list.start is None or self._list.start.done
+
+    @property
     def local(self) -> list[bool]:
         """For each gradient that is not None, whether it is that of a local variable."""
         return [slot.kind == kinds.LOCAL for slot in self.present]
@@ -124,6 +129,17 @@ class Step:
         """The keys of the variables whose gradients go through momentum correction, unless they are sent whole."""
         places = frozenset() if self._channel is None else self._channel.with_momentum
         return frozenset(kinds.key(slot.variable) for slot in self.slots if slot.place in places)
+
+    def updated(self, passes: int) -> None:
+        """Continue after the optimizer's update; see `Policy.updated`."""
+        if self._list is not None:
+            self._list.policy.updated(self, passes)
+
+    def shared(self, variables: Sequence[Any]) -> list[tf.Tensor]:
+        """Give what must be equal on all ranks after the step; see `Policy.shared`."""
+        if self._list is None:
+            return [tf.convert_to_tensor(variable) for variable in variables]
+        return self._list.policy.shared(variables)
 
     def reduce_all(self, after: tf.Variable | None = None) -> list[Any]:
         """Reduce `gradients` as they are.
@@ -351,9 +367,34 @@ class Policy:
     def scale_momentum(self, factor: float) -> None:
         """Multiply the velocities that this rank keeps, between two steps; all ranks call it alike."""
 
+    def updated(self, step: Step, passes: int) -> None:
+        """Continue after the optimizer's update; in a graph this follows the update.
+
+        Args:
+            step: the step.
+            passes: the number of steps that make an update.
+        """
+
+    def shared(self, variables: Sequence[Any]) -> list[tf.Tensor]:
+        """Give what must be equal on all ranks after a step: a value for each of some variables of the list."""
+        return [tf.convert_to_tensor(variable) for variable in variables]
+
+    @property
+    def global_weights(self) -> Sequence[tuple[Any, Any]]:
+        """Pairs of a variable and another one with the value that evaluation and files have in its place."""
+        return ()
+
+    def take_global_weights(self) -> None:
+        """Make the variables' values those that evaluation and files have; all ranks call it with equal ones."""
+
     @property
     def channels(self) -> Sequence[Channel]:
         """The channels that the policy has opened besides those of the list."""
+        return ()
+
+    @property
+    def reducers(self) -> Sequence[Reducer]:
+        """What the policy reduces with besides the channels of the list."""
         return ()
 
     @property

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.options import faces
+from hvd_ext.options import compatibility, faces
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.options.reduction import ReductionOptions, option
 from hvd_ext.tensorflow import ops
@@ -208,6 +208,8 @@ if TYPE_CHECKING:
 
 def _refuse(options: ReductionOptions) -> None:
     """Refuse options that only optimizers support; a tape returns its gradients at every call."""
+    if options.local_steps is not None:
+        raise InvalidError(compatibility.words("local steps", "tape"))
     if options.backward_passes_per_step != 1:
         raise InvalidError(
             f"backward_passes_per_step ({options.backward_passes_per_step!r}): must be 1, because a tape does not "

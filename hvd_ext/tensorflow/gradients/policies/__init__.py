@@ -25,5 +25,6 @@ def classes() -> tuple[type[Policy], ...]:
 
 
 def chosen(options: GradientOptions) -> type[Policy]:
-    """Return the class of the policy that options ask for."""
-    return next((policy for policy in classes() if policy.feature in options.features), Policy)
+    """Return the class of the policy that options ask for; with local steps, that has the codec's for itself."""
+    asked = {"local steps"} if options.local_steps is not None else options.features
+    return next((policy for policy in classes() if policy.feature in asked), Policy)

@@ -50,7 +50,7 @@ class Late(Policy):
     @classmethod
     def check(cls, label: str, variable: Any) -> None:
         """Refuse a variable of a layer whose forward pass waits for all ranks."""
-        kinds.refuse_meeting(label, variable)
+        kinds.refuse_meeting(label, variable, cls.feature)
 
     def plan(self) -> dict[str, Any]:
         """Say what makes the rounds partial."""

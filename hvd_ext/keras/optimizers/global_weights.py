@@ -1,0 +1,81 @@
+"""What a model evaluates, predicts and saves with, where its optimizer makes local steps: the global weights."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_ext.tensorflow.gradients.step import Policy
+
+# the methods of a model that read its weights, and those that set them
+READ = ("evaluate", "predict", "save", "save_weights", "export", "get_weights")
+SET = ("set_weights", "load_weights")
+
+_local = 0  # how many blocks of `local_weights` are open
+
+
+@contextlib.contextmanager
+def local_weights() -> Iterator[None]:
+    """Let models evaluate, predict and save with the weights of this rank's host, in a `with` block.
+
+    With `LocalSteps` a host's weights differ from those of other hosts between two outer steps. Outside of such a block
+    `evaluate` (also as the validation of `fit`), `predict`, `save`, `save_weights`, `export` and `get_weights` of a
+    model have the global weights, which are equal on all ranks, and `set_weights` and `load_weights` set both.
+    """
+    global _local
+    _local += 1
+    try:
+        yield
+    finally:
+        _local -= 1
+
+
+@contextlib.contextmanager
+def within(policies: list[Policy]) -> Iterator[None]:
+    """Give variables their global weights in a `with` block."""
+    pairs = [pair for policy in policies for pair in policy.global_weights]
+    before = [tf.identity(variable) for variable, _ in pairs]
+    for variable, value in pairs:
+        variable.assign(value)
+    try:
+        yield
+    finally:
+        for (variable, _), value in zip(pairs, before, strict=True):
+            variable.assign(value)
+
+
+def reading(policies_of: Callable[[Any], list[Policy]], plain: Any) -> Any:
+    """Make a method of a model read the global weights.
+
+    Args:
+        policies_of: gives the policies of a model's optimizers.
+        plain: the method.
+    """
+
+    @functools.wraps(plain)
+    def with_global_weights(model: Any, *arguments: Any, **keywords: Any) -> Any:
+        policies = [] if _local else [policy for policy in policies_of(model) if policy.global_weights]
+        if not policies:
+            return plain(model, *arguments, **keywords)
+        # what it calls, as `evaluate` of `fit` or `get_weights` of `save`, finds them in their places
+        with within(policies), local_weights():
+            return plain(model, *arguments, **keywords)
+
+    return with_global_weights
+
+
+def setting(policies_of: Callable[[Any], list[Policy]], plain: Any) -> Any:
+    """Make a method of a model set the global weights, too; see `reading`."""
+
+    @functools.wraps(plain)
+    def with_global_weights(model: Any, *arguments: Any, **keywords: Any) -> Any:
+        result = plain(model, *arguments, **keywords)
+        for policy in policies_of(model) if not _local else ():
+            policy.take_global_weights()
+        return result
+
+    return with_global_weights

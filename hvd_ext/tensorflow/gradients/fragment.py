@@ -1,0 +1,204 @@
+"""A fragment: a part of the weights that local steps change, and its outer steps, which join what the hosts have made.
+
+Outer steps run eagerly, also where the training step is a graph, and may run in a thread beside it.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_ext.errors import HvdExtError
+from hvd_ext.state import Arrays
+from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.gradients import kinds
+from hvd_ext.tensorflow.skipping import FiniteSteps
+
+if TYPE_CHECKING:
+    from hvd_ext.options.local_steps import LocalSteps
+    from hvd_ext.tensorflow.gradients.reducer import Facts, Reducer
+
+# the names of what is saved
+_GLOBAL, _OUTER, _SENT, _CHANGE = "global", "outer", "sent", "change"
+
+
+class Fragment:
+    """Some of the variables of a list, the global weights in their places, and the outer optimizer.
+
+    Attributes:
+        variables: the model's.
+        global_weights: a variable for each, equal on all ranks: the weights after the last outer step.
+
+    Args:
+        variables: see above.
+        reducer: reduces the changes of the weights over all ranks.
+        options: of the local steps.
+        facts: returns what the ranks compare before the first outer step besides options and variables.
+        take_again: is called where the ranks have different weights before the first outer step, which a broadcast will
+            make equal.
+        beside: runs outer steps beside training; None: training waits for them.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[Any],
+        reducer: Reducer,
+        options: LocalSteps,
+        facts: Facts,
+        take_again: Callable[[], None],
+        beside: concurrent.futures.Executor | None,
+    ) -> None:
+        import keras  # only users of local steps need it here
+
+        self.variables = tuple(variables)
+        self._reducer, self._facts, self._beside = reducer, facts, beside
+        self._take_again = take_again
+        self._has_joined = False
+        # of the outer step under way: this rank's weights at its begin, and the mean change of all ranks
+        self._sent: list[tf.Tensor] | None = None
+        self._change: concurrent.futures.Future[list[tf.Tensor]] | None = None
+        self.global_weights = tuple(
+            keras.Variable(np.zeros(tuple(one.shape)), dtype=one.dtype, trainable=False, name=one.name)
+            for one in variables
+        )
+        self._outer = _copied(options.outer)
+        if self._outer is not None:
+            self._outer.build(self.global_weights)
+
+    def take(self) -> None:
+        """Make the variables' values the global weights, eagerly or in a graph."""
+        for one, variable in zip(self.global_weights, self.variables, strict=True):
+            one.assign(variable)
+
+    @ops.plain
+    def meet(self, begins: tf.Tensor, flushing: tf.Tensor, *weights: tf.Tensor) -> list[tf.Tensor]:
+        """Join the other ranks before the first outer step; else begin an outer step or end the one under way.
+
+        Args:
+            begins: whether an outer step begins.
+            flushing: whether one begins that ends at once, sends all residuals, and comes after the one under way.
+            weights: the values of the variables.
+
+        Returns:
+            Their new values.
+
+        Raises:
+            HvdExtError: the mean change of the weights is not finite.
+            InvalidError, MismatchError: as `Reducer.begin`.
+        """
+        own = list(weights)
+        if not self._has_joined:
+            step = self._reducer.begin(own, self.variables, self._facts, weights=self.global_weights)
+            self._has_joined = step.began_equal
+            if not self._has_joined:
+                self._take_again()
+                return own
+        if self._change is not None and (flushing or not begins):
+            own = self._end(own)
+        if flushing:
+            self._reducer.flush()
+        if begins or flushing:
+            changes = [one.value - weight for one, weight in zip(self.global_weights, own, strict=True)]
+            self._sent = own
+            if self._beside is not None and not flushing:
+                self._change = self._beside.submit(self._mean, changes)
+                return own
+            self._change = concurrent.futures.Future()
+            self._change.set_result(self._mean(changes))
+            own = self._end(own)
+        return own
+
+    def restart(self) -> None:
+        """Make the variables' values the global weights, and drop the outer step under way; all ranks call it."""
+        if self._change is not None:
+            concurrent.futures.wait([self._change])
+        self._sent = self._change = None
+        self.take()
+
+    def save(self) -> Arrays:
+        """Copy what lies between two steps; an outer step under way ends first."""
+        parts: dict[str, Sequence[Any]] = {_GLOBAL: self.global_weights}
+        if self._outer is not None:
+            parts[_OUTER] = self._outer.variables
+        if self._change is not None and self._sent is not None:
+            parts |= {_SENT: self._sent, _CHANGE: self._change.result()}
+        return {f"{part}/{number}": _array(one) for part, values in parts.items() for number, one in enumerate(values)}
+
+    def load(self, arrays: Arrays) -> None:
+        """Restore what `save` returned; what is of another shape is left as it is."""
+        parts: list[tuple[str, Sequence[Any]]] = [(_GLOBAL, self.global_weights)]
+        if self._outer is not None:
+            parts.append((_OUTER, self._outer.variables))
+        for part, values in parts:
+            for number, variable in enumerate(values):
+                saved = arrays.get(f"{part}/{number}")
+                if saved is not None and saved.shape == tuple(variable.shape):
+                    variable.assign(_value(saved, variable))
+        self._sent = self._change = None
+        if f"{_CHANGE}/0" in arrays:
+            self._sent, change = (
+                [_value(arrays[f"{part}/{number}"], one) for number, one in enumerate(self.variables)]
+                for part in (_SENT, _CHANGE)
+            )
+            self._change = concurrent.futures.Future()
+            self._change.set_result(change)
+
+    def _mean(self, changes: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Reduce changes of weights over all ranks."""
+        step = self._reducer.begin(changes, self.variables, self._facts, weights=self.global_weights)
+        mean = step.reduce_all()
+        if not bool(FiniteSteps.are_finite(mean)) or (step.applies is not None and not bool(step.applies)):
+            raise HvdExtError(
+                f"{self._reducer.label}: the weights of some rank are not finite, so that they cannot be averaged; the "
+                "global weights are still those of the last outer step; look for NaN or infinity in the data and in "
+                "the loss, lower the learning rate, or clip gradients"
+            )
+        return mean
+
+    def _end(self, weights: list[tf.Tensor]) -> list[tf.Tensor]:
+        """End the outer step under way: update the global weights, and add what was changed since its begin."""
+        assert self._change is not None and self._sent is not None
+        sent, change, self._sent, self._change = self._sent, self._change.result(), None, None
+        if self._outer is None:
+            for one, mean in zip(self.global_weights, change, strict=True):
+                one.assign(one.value - mean)
+        else:
+            self._outer.apply(change, self.global_weights)
+        new = [tf.convert_to_tensor(one.value) for one in self.global_weights]
+        return [
+            value if weight is before else value + (weight - before)
+            for value, weight, before in zip(new, weights, sent, strict=True)
+        ]
+
+
+def divided(variables: Sequence[Any], count: int) -> list[list[Any]]:
+    """Divide variables into lists of about equal size, which keep their order; fewer lists if there are too few."""
+    sizes = np.cumsum([0, *(max(1, np.prod(tuple(one.shape))) * kinds.dtype(one).size for one in variables)])
+    middles = (sizes[:-1] + sizes[1:]) / 2
+    lists: list[list[Any]] = [[] for _ in range(count)]
+    for variable, middle in zip(variables, middles, strict=True):
+        lists[min(count - 1, int(middle * count / sizes[-1]))].append(variable)
+    return [one for one in lists if one]
+
+
+def _copied(outer: Any) -> Any:
+    if outer is None:
+        return None
+    if isinstance(outer, str):
+        import keras
+
+        return keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+    return type(outer).from_config(outer.get_config())
+
+
+def _array(value: Any) -> np.ndarray:
+    array = np.asarray(value.numpy())
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def _value(array: np.ndarray, like: Any) -> tf.Tensor:
+    return tf.constant(np.asarray(array, order="C").view(kinds.dtype(like).as_numpy_dtype))

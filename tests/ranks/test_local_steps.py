@@ -1,0 +1,376 @@
+"""Local steps equal a model of all hosts in NumPy: what a step reduces, when outer steps come, and what they do."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.errors import HvdExtError, MismatchError
+from hvd_ext.job import runtime
+from tests.ranks.compare import assert_equal
+from tests.ranks.topk_jobs import hosts_of
+from tests.ranks.training import assert_same_bits_on_all_ranks, checkpoint, shared, values
+
+pytestmark = [pytest.mark.slow, pytest.mark.ranks(2, 3, 4), pytest.mark.usefixtures("apart")]
+
+SHAPES = ((6, 7), (7,), (3, 4, 5))
+RATE = 0.5
+
+
+def gradients(rank: int, step: int) -> list[np.ndarray]:
+    random = np.random.default_rng((rank, step))
+    return [random.standard_normal(shape).astype(np.float32) for shape in SHAPES]
+
+
+def variables() -> list[keras.Variable]:
+    return [keras.Variable(np.zeros(shape), dtype="float32", name=f"v{n}") for n, shape in enumerate(SHAPES)]
+
+
+def hosts() -> list[list[int]]:
+    """Give the ranks of the virtual hosts of these tests."""
+    counts, ranks = hosts_of(hvd.size()), iter(range(hvd.size()))
+    return [[next(ranks) for _ in range(count)] for count in counts]
+
+
+class Model:
+    """Local steps of all groups in float64, with SGD inside; an outer optimizer, or None."""
+
+    def __init__(self, options: hvd.LocalSteps) -> None:
+        self.options = options
+        self.groups = hosts() if options.within == "host" else [[rank] for rank in range(hvd.size())]
+        self.local = [[np.zeros(shape) for shape in SHAPES] for _ in self.groups]
+        self.shared = [np.zeros(shape) for shape in SHAPES]
+        self.velocity = [np.zeros(shape) for shape in SHAPES]
+        self.under_way: dict[int, tuple[list[np.ndarray], np.ndarray]] = {}
+        self.fragment_of = fragments(options.fragments)
+        self.count = 0
+
+    def step(self, flushes: bool = False) -> None:
+        for ranks, weights in zip(self.groups, self.local, strict=True):
+            first = self.count < self.options.start
+            taking = range(hvd.size()) if first else ranks
+            for place in range(len(SHAPES)):
+                weights[place] -= RATE * np.mean([gradients(rank, self.count)[place] for rank in taking], axis=0)
+        self.count += 1
+        if self.count == self.options.start:
+            self.shared = [one.copy() for one in self.local[0]]
+        if self.count <= self.options.start:
+            return
+        local = self.count - self.options.start
+        for place, fragment in enumerate(self.fragment_of):
+            offset = (fragment + 1) * self.options.every // max(1 + max(self.fragment_of), 1) % self.options.every
+            begins = local % self.options.every == offset
+            if (
+                place in self.under_way
+                and (flushes or not begins)
+                and (flushes or (local - self.options.overlap) % self.options.every == offset)
+            ):
+                self.end(place)
+            if begins or flushes:
+                sent = [weights[place].copy() for weights in self.local]
+                share = [len(ranks) / hvd.size() for ranks in self.groups]
+                mean = sum(part * (self.shared[place] - one) for part, one in zip(share, sent, strict=True))
+                self.under_way[place] = sent, mean
+                if flushes or not self.options.overlap:
+                    self.end(place)
+
+    def end(self, place: int) -> None:
+        sent, mean = self.under_way.pop(place)
+        if self.options.outer is None:
+            self.shared[place] = self.shared[place] - mean
+        else:  # Nesterov, as Keras has it
+            self.velocity[place] = 0.9 * self.velocity[place] - 0.7 * mean
+            self.shared[place] = self.shared[place] + 0.9 * self.velocity[place] - 0.7 * mean
+        for weights, before in zip(self.local, sent, strict=True):
+            weights[place] = self.shared[place] + (weights[place] - before)
+
+    @property
+    def own(self) -> list[np.ndarray]:
+        return self.local[next(number for number, ranks in enumerate(self.groups) if hvd.rank() in ranks)]
+
+
+def fragments(count: int) -> list[int]:
+    """Give the fragment of each variable."""
+    sizes = np.cumsum([0, *(np.prod(shape) for shape in SHAPES)])
+    wanted = [min(count - 1, int((a + b) / 2 * count / sizes[-1])) for a, b in itertools.pairwise(sizes)]
+    return [sorted(set(wanted)).index(one) for one in wanted]
+
+
+def optimizer_of(options: hvd.LocalSteps, **more: Any) -> keras.optimizers.Optimizer:
+    return hvd.DistributedOptimizer(keras.optimizers.SGD(RATE), local_steps=options, check_every=1, **more)
+
+
+def trained(optimizer: Any, weights: Sequence[Any], expected: Model, steps: int, *, traced: bool) -> None:
+    step = tf.function(lambda *own: optimizer.apply(own, list(weights)), autograph=False)
+    optimizer.build(weights)
+    for _ in range(steps):
+        own = [tf.constant(one) for one in gradients(hvd.rank(), expected.count)]
+        step(*own) if traced else optimizer.apply(own, list(weights))
+        expected.step()
+        for got, wanted in zip(values(weights), expected.own, strict=True):
+            np.testing.assert_allclose(got, wanted, atol=1e-5, err_msg=f"step {expected.count}")
+
+
+CASES = {
+    "averages": hvd.LocalSteps(3, outer=None),
+    "nesterov": hvd.LocalSteps(3),
+    "start": hvd.LocalSteps(2, start=3),
+    "rank": hvd.LocalSteps(2, within="rank"),
+    "fragments": hvd.LocalSteps(4, fragments=3),
+    "overlap": hvd.LocalSteps(3, overlap=2),
+    "streaming": hvd.LocalSteps(4, fragments=2, overlap=1, start=1, outer=None),
+}
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+def test_the_weights_are_those_of_the_model(options: hvd.LocalSteps, traced: bool) -> None:
+    weights, expected = variables(), Model(options)
+    optimizer = optimizer_of(options)
+    trained(optimizer, weights, expected, 11, traced=traced)
+    (local,) = optimizer._hvd_ext.reducer.sets
+    pairs = local.policy.global_weights
+    for (_, got), wanted in zip(pairs, expected.shared, strict=True):
+        np.testing.assert_allclose(got.numpy(), wanted, atol=1e-5)
+    assert_same_bits_on_all_ranks([one for _, one in pairs])
+    groups = len(expected.groups)
+    assert bool(runtime.current().subsets) == (groups > 1)
+
+
+CODECS: dict[str, Any] = {
+    "halves": hvd.Compression.fp16,
+    "topk": hvd.TopK(0.25, min_elements=1),
+    "4 bits": hvd.Quantized(bits=4, block=64, min_elements=1),
+    "low rank": hvd.LowRank(2, saving=0.0),
+    "any of": hvd.AnyOf(["dense", hvd.Quantized()], min_elements=1),
+}
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_outer_steps_in_any_codec_lose_nothing(codec: Any, traced: bool) -> None:
+    weights, steps = variables(), 5
+    optimizer = optimizer_of(hvd.LocalSteps(2, outer=None, start=1), compression=codec)
+    optimizer.build(weights)
+    step = tf.function(lambda *own: optimizer.apply(own, weights), autograph=False)
+    for number in range(steps):
+        if number == steps - 1:
+            hvd.flush(optimizer)
+        own = [tf.constant(one) for one in gradients(hvd.rank(), number)]
+        step(*own) if traced else optimizer.apply(own, weights)
+    assert_same_bits_on_all_ranks(weights)
+    means = [
+        np.mean([gradients(rank, number)[place] for rank in range(hvd.size())], axis=0)
+        for number in range(steps)
+        for place in range(len(SHAPES))
+    ]
+    rounded = 2e-3 if codec is hvd.Compression.fp16 else 2e-5
+    for place, got in enumerate(values(weights)):
+        np.testing.assert_allclose(got, -RATE * sum(means[place :: len(SHAPES)]), atol=rounded)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+def test_a_host_that_skips_a_step_meets_the_others_in_the_same_outer_step(traced: bool) -> None:
+    weights = variables()
+    inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(RATE), initial_scale=4.0)
+    optimizer = hvd.DistributedOptimizer(inner, local_steps=hvd.LocalSteps(3, outer=None), check_every=1)
+    optimizer.build(weights)
+    step = tf.function(lambda *own: optimizer.apply(own, weights), autograph=False)
+    mine = next(ranks for ranks in hosts() if hvd.rank() in ranks)
+    taken = []
+    for number in range(6):
+        bad = number == 1 and hvd.rank() == hvd.size() - 1
+        own = [tf.constant(one * optimizer.dynamic_scale.numpy()) for one in gradients(hvd.rank(), number)]
+        own[0] += np.inf if bad else 0.0
+        step(*own) if traced else optimizer.apply(own, weights)
+        taken.append([number != 1 or hvd.size() - 1 not in ranks for ranks in hosts()])
+    assert int(inner.inner_optimizer.iterations) == 6 - (hvd.size() - 1 in mine)
+    changes = [
+        len(ranks) / hvd.size() * np.mean([gradients(rank, number)[place] for rank in ranks], axis=0)
+        for place in range(len(SHAPES))
+        for number, took in enumerate(taken)
+        for ranks, took_part in zip(hosts(), took, strict=True)
+        if took_part
+    ]
+    of_place = len(changes) // len(SHAPES)
+    for place, got in enumerate(values(weights)):
+        wanted = -RATE * sum(changes[place * of_place : (place + 1) * of_place])
+        np.testing.assert_allclose(got, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+def test_outer_steps_count_updates_and_no_passes(traced: bool) -> None:
+    weights, expected = variables(), Model(hvd.LocalSteps(2, start=1, outer=None))
+    inner = keras.optimizers.SGD(RATE, gradient_accumulation_steps=2)
+    optimizer = hvd.DistributedOptimizer(inner, local_steps=expected.options)
+    optimizer.build(weights)
+    step = tf.function(lambda *own: optimizer.apply(own, weights), autograph=False)
+    for number in range(12):
+        own = [tf.constant(one) for one in gradients(hvd.rank(), number // 2)]
+        step(*own) if traced else optimizer.apply(own, weights)
+        if number % 2:
+            expected.step()
+        for got, wanted in zip(values(weights), expected.own, strict=True):
+            np.testing.assert_allclose(got, wanted, atol=1e-5)
+
+
+def test_weights_that_are_not_finite_end_training_and_leave_the_global_weights(apart: None) -> None:
+    weights = variables()
+    optimizer = optimizer_of(hvd.LocalSteps(2))
+    optimizer.apply([tf.constant(one) for one in gradients(hvd.rank(), 0)], weights)
+    bad = [tf.constant(one * (np.nan if hvd.rank() == 0 else 1.0)) for one in gradients(hvd.rank(), 1)]
+    with pytest.raises(HvdExtError, match="SGD, outer steps: the weights of some rank are not finite"):
+        optimizer.apply(bad, weights)
+    (local,) = optimizer._hvd_ext.reducer.sets
+    for _, one in local.policy.global_weights:
+        np.testing.assert_array_equal(one.numpy(), np.zeros(one.shape))
+
+
+def model(options: hvd.LocalSteps | None, **more: Any) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    made = keras.Sequential([keras.layers.Input((12,)), keras.layers.Dense(10, "tanh"), keras.layers.Dense(12)])
+    made.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), local_steps=options, **more), "mse")
+    return made
+
+
+def batches(rank: int, rows: int = 24) -> np.ndarray:
+    return np.random.default_rng(rank).standard_normal((rows, 12)).astype(np.float32)
+
+
+def fit(trained: keras.Model, epochs: int = 1, callbacks: Any = (), **more: Any) -> Any:
+    x = batches(hvd.rank())
+    return trained.fit(x, x, batch_size=4, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks), **more)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        hvd.LocalSteps(4),
+        hvd.LocalSteps(4, overlap=3, outer=keras.optimizers.Adam(0.1)),
+        hvd.LocalSteps(5, fragments=2, overlap=2, start=3),
+    ],
+    ids=["plain", "under way", "fragments"],
+)
+@pytest.mark.parametrize("codec", [None, hvd.Quantized(4, min_elements=1)], ids=["whole", "4 bits"])
+def test_a_checkpoint_goes_on_bit_for_bit(options: hvd.LocalSteps, codec: Any, tmp_path: Path) -> None:
+    folder = shared(tmp_path)
+    whole = model(options, compression=codec)
+    fit(whole, epochs=2)
+    first = model(options, compression=codec)
+    fit(first, callbacks=[checkpoint(first, folder)])
+    second = model(options, compression=codec)
+    fit(second, epochs=2, callbacks=[checkpoint(second, folder)])
+    assert_equal(second.weights, [weight.numpy() for weight in whole.weights])
+    assert_equal(second.optimizer.variables, [one.numpy() for one in whole.optimizer.variables])
+    of_whole, of_second = (one.optimizer._hvd_ext.reducer.sets[0].policy.save() for one in (whole, second))
+    assert len(of_whole) == len(of_second)
+    for (name, array), saved in zip(of_whole.items(), of_second.values(), strict=True):
+        np.testing.assert_array_equal(array, saved, err_msg=name)
+
+
+def test_another_number_of_ranks_goes_on_from_the_global_weights_of_the_first(caplog: pytest.LogCaptureFixture) -> None:
+    trained = model(hvd.LocalSteps(4), compression=hvd.TopK(0.1, min_elements=1))
+    fit(trained)
+    policy = trained.optimizer._hvd_ext.reducer.sets[0].policy
+    states = hvd.allgather_object({**policy.save(), "ranks": np.array(hvd.size() + 1)})
+    states.append(states[0])
+    for _, one in policy.global_weights:
+        one.assign(one + 1.0)
+    policy.load(None, lambda: iter(states))
+    for number, (_, one) in enumerate(policy.global_weights):
+        np.testing.assert_array_equal(one.numpy(), states[0][f"fragment/0/global/{number}"])
+    fit(trained)
+    hvd.flush(trained.optimizer)
+    fit(trained)
+    assert "not restored" not in caplog.text
+
+
+def test_a_model_evaluates_and_saves_with_the_global_weights(tmp_path: Path) -> None:
+    trained, x = model(hvd.LocalSteps(4)), batches(99)
+    fit(trained, validation_data=(x, x))
+    own = values(trained.trainable_variables)
+    (local,) = trained.optimizer._hvd_ext.reducer.sets
+    pairs = local.policy.global_weights
+    wanted = [one.numpy() for _, one in pairs]
+    assert any(not np.array_equal(mine, one) for mine, one in zip(own, wanted, strict=True))  # 6 steps: 2 since then
+    for got, one in zip(trained.get_weights(), wanted, strict=True):
+        np.testing.assert_array_equal(got, one)
+    trained.save(tmp_path / f"{hvd.rank()}.keras")
+    loaded = keras.models.load_model(tmp_path / f"{hvd.rank()}.keras")
+    assert_equal(loaded.trainable_variables, wanted)
+    losses = hvd.allgather_object((trained.evaluate(x, x, verbose=0), float(np.sum(trained.predict(x, verbose=0)))))
+    assert len(set(losses)) == 1
+    assert_equal(trained.trainable_variables, own)
+    with hvd.local_weights():
+        assert_equal([tf.Variable(one) for one in trained.get_weights()], own)
+        differing = hvd.allgather_object(trained.evaluate(x, x, verbose=0))
+    assert len(set(differing)) == len(hosts())
+    trained.set_weights([one * 0.0 for one in wanted])
+    for variable, one in local.policy.global_weights:
+        assert not np.any(variable.numpy()) and not np.any(one.numpy())
+
+
+def test_validation_of_fit_is_the_same_on_all_ranks() -> None:
+    trained, x = model(hvd.LocalSteps(4, overlap=1)), batches(99)
+    losses = fit(trained, epochs=2, validation_data=(x, x)).history["val_loss"]
+    assert hvd.allgather_object(losses) == [losses] * hvd.size()
+
+
+@pytest.mark.parametrize("built", [True, False], ids=["before", "after"])
+def test_fit_broadcasts_before_or_after_its_first_batch(built: bool) -> None:
+    keras.utils.set_random_seed(3 + hvd.rank())
+    trained = keras.Sequential([*([keras.layers.Input((12,))] if built else []), keras.layers.Dense(12)])
+    trained.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), local_steps=hvd.LocalSteps(3)), "mse")
+    fit(trained, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert_same_bits_on_all_ranks(trained.trainable_variables)  # after 6 steps
+
+
+@pytest.mark.skipif("hvd.size() == 1", reason="one rank has nobody to differ from")
+def test_weights_that_differ_between_hosts_are_found_in_the_first_step() -> None:
+    weights = variables()
+    weights[1].assign_add(np.full(SHAPES[1], hvd.rank() == hvd.size() - 1))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(RATE), local_steps=hvd.LocalSteps(3))
+    with pytest.raises(MismatchError, match="must have the same bits on all ranks before the first step"):
+        optimizer.apply([tf.constant(one) for one in gradients(hvd.rank(), 0)], weights)
+
+
+@pytest.mark.skipif("hvd.size() == 1", reason="one rank has nobody to differ from")
+def test_options_that_differ_between_hosts_are_found_in_the_first_step() -> None:
+    optimizer = optimizer_of(hvd.LocalSteps(3 + (hvd.rank() == hvd.size() - 1)))
+    words = "LocalSteps' every must be the same on all ranks"
+    with pytest.raises(MismatchError, match=words):
+        optimizer.apply([tf.constant(one) for one in gradients(hvd.rank(), 0)], variables())
+
+
+def test_two_optimizers_of_one_step_have_outer_steps_of_their_own() -> None:
+    lists, models = [variables(), variables()], [Model(hvd.LocalSteps(2)), Model(hvd.LocalSteps(3, outer=None))]
+    optimizers = [optimizer_of(one.options) for one in models]
+    for optimizer, weights in zip(optimizers, lists, strict=True):
+        optimizer.build(weights)
+
+    @tf.function(autograph=False)
+    def step(*own: tf.Tensor) -> None:
+        for optimizer, weights in zip(optimizers, lists, strict=True):
+            optimizer.apply(own, weights)
+
+    for number in range(6):
+        step(*map(tf.constant, gradients(hvd.rank(), number)))
+        for weights, expected in zip(lists, models, strict=True):
+            expected.step()
+            for got, wanted in zip(values(weights), expected.own, strict=True):
+                np.testing.assert_allclose(got, wanted, atol=1e-5)
+
+
+def test_explain_has_the_buckets_of_a_host_and_of_outer_steps() -> None:
+    trained = model(hvd.LocalSteps(4, start=2))
+    fit(trained)
+    text = hvd.explain(trained.optimizer)
+    assert all(f"{name}: 1 bucket" in text for name in ("Adam", "Adam, outer steps", "Adam, before local steps"))
