@@ -51,6 +51,7 @@ def test_the_kept_results_are_written_in_this_way() -> None:
     [
         "docs/performance.md",
         "docs/compression.md",
+        "docs/local_steps.md",
         "docs/buckets.md",
         "docs/data.md",
         "docs/recipe.md",

@@ -41,6 +41,13 @@ def test_optimizers() -> None:
     np.testing.assert_allclose(names["recipe"].momentum, 0.98, rtol=1e-6)
 
 
+def test_local_steps(hvd: ModuleType) -> None:
+    names = pages.run("docs/local_steps.md", 3)
+    hvd.flush(names["sparing"])
+    names["model"].fit(names["x"][:8], names["x"][:8, :4], batch_size=8, verbose=0)
+    assert_same_bits_on_all_ranks(names["model"].trainable_weights)
+
+
 def test_stragglers() -> None:
     names = pages.run("docs/stragglers.md", 3)
     assert_same_bits_on_all_ranks([names["variable"]])

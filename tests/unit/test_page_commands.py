@@ -33,6 +33,7 @@ BLOCKS = {
     "docs/saving.md": "tests/unit/state/test_page.py",
     "docs/stragglers.md": "tests/ranks/test_pages.py",
     "docs/compression.md": "tests/ranks/test_topk_page.py",
+    "docs/local_steps.md": "tests/ranks/test_pages.py",
     "docs/topk.md": "tests/ranks/test_topk_page.py",
     "docs/training.md": "tests/ranks/test_pages.py",
 }

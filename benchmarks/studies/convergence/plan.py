@@ -98,6 +98,7 @@ class Setting(BaseModel):
         warmup: the share of all steps that belong to the warm-up, 0 to 1.
         warmup_densities: of these steps, falling; empty for those of `hvd_ext.Warmup`, [1.0] for dense steps.
         until: the share of all steps after which gradients are sent whole (`hvd_ext.TopK(until=...)`); 0 for never.
+        local: keywords of `hvd_ext.LocalSteps`; empty for none. Codecs are then those of outer steps.
         epochs: a factor for those of the model: a setting with faster steps may take more of them and still be sooner.
     """
 
@@ -109,6 +110,7 @@ class Setting(BaseModel):
     warmup: float = Field(default=0.0, ge=0, le=1)
     warmup_densities: list[float] = Field(default_factory=list)
     until: float = Field(default=0.0, ge=0, lt=1)
+    local: dict[str, Any] = Field(default_factory=dict)
     epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
@@ -215,8 +217,9 @@ def facts(study: Study, run: Run) -> dict[str, Any]:
     how = study.settings[run.setting].model_dump()
     recipe = study.models[run.model].model_dump()
     # as in the files of runs that were made before there was one
-    if not how["until"]:
-        del how["until"]
+    for name in ("until", "local"):
+        if not how[name]:
+            del how[name]
     if recipe["optimizer"] == "sgd":
         del recipe["optimizer"], recipe["lars"]
     about = {

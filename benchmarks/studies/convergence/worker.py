@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -99,17 +100,19 @@ def optimizer(facts: dict[str, Any], steps: int) -> Any:
     # a step is timed as it is after the warm-up
     warmed = round(how["warmup"] * steps) if facts["seed"] is not None else 0
     keywords = dict(how["topk"])
+    local = hvd.LocalSteps(**how["local"]) if how.get("local") else None
+    wrap = functools.partial(hvd.DistributedOptimizer, plain, algorithm=how["algorithm"], local_steps=local)
     if how.get("codec"):
-        codec = dataclasses.replace(compression.from_text(how["codec"]), dense_steps=warmed)
-        return hvd.DistributedOptimizer(plain, algorithm=how["algorithm"], compression=codec)
+        codec = compression.from_text(how["codec"])
+        return wrap(compression=dataclasses.replace(codec, dense_steps=warmed) if warmed else codec)
     if not keywords:
-        return hvd.DistributedOptimizer(plain, algorithm=how["algorithm"])
+        return wrap()
     if warmed:
         densities = how["warmup_densities"]
         keywords["warmup"] = hvd.Warmup(warmed, densities) if densities else hvd.Warmup(warmed)
     if how.get("until") and facts["seed"] is not None:
         keywords["until"] = max(2, warmed + 2, round(how["until"] * steps))
-    return hvd.DistributedOptimizer(plain, algorithm=how["algorithm"], compression=hvd.TopK(**keywords))
+    return wrap(compression=hvd.TopK(**keywords))
 
 
 def compiled(facts: dict[str, Any], data: data_sets.Data, steps: int) -> keras.Model:
@@ -191,7 +194,8 @@ def timed(facts: dict[str, Any], data: data_sets.Data) -> dict[str, Any]:
 
     Returns:
         The seconds of each step on the rank that was slowest in it, their median, and such seconds for each density of
-        the warm-up, and for the dense steps from `until` on.
+        the warm-up, and for the dense steps from `until` on. With local steps the mean of each `every` steps stands for
+        a step.
     """
     how = facts["how"]
     warmed = [
@@ -221,11 +225,13 @@ def _step_seconds(facts: dict[str, Any], data: data_sets.Data) -> tuple[list[flo
     mine = order(0, 0, len(data.train.labels), hvd.rank(), hvd.size(), batch)
     inputs, labels = tf.constant(data.train.inputs[mine[:batch]]), tf.constant(data.train.labels[mine[:batch]])
     taken = []
-    for _ in range(UNTIMED + facts["steps"]):
+    every = facts["how"].get("local", {}).get("every", 1)
+    for _ in range(every * -(-UNTIMED // every) + max(facts["steps"], 2 * every)):
         begin = time.perf_counter()
         model.train_on_batch(inputs, labels)
         taken.append(time.perf_counter() - begin)
-    return [max(step) for step in zip(*hvd.allgather_object(taken[UNTIMED:]), strict=True)], model
+    slowest = [max(step) for step in zip(*hvd.allgather_object(taken[every * -(-UNTIMED // every) :]), strict=True)]
+    return [statistics.mean(slowest[at : at + every]) for at in range(0, len(slowest) - every + 1, every)], model
 
 
 def _finite(value: float) -> float | None:
@@ -235,7 +241,7 @@ def _finite(value: float) -> float | None:
 def _equal(model: keras.Model) -> bool:
     import hvd_ext as hvd
 
-    weights = np.concatenate([np.asarray(weight).ravel() for weight in model.trainable_weights])
+    weights = np.concatenate([weight.ravel() for weight in model.get_weights()])
     return len(set(hvd.allgather_object(hashlib.sha256(weights.tobytes()).hexdigest()))) == 1
 
 

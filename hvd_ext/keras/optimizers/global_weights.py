@@ -12,7 +12,10 @@ import tensorflow as tf
 from hvd_ext.tensorflow.gradients.step import Policy
 
 # the methods of a model that read its weights, and those that set them
-READ = ("evaluate", "predict", "save", "save_weights", "export", "get_weights")
+READ = (
+    *("evaluate", "test_on_batch", "predict", "predict_on_batch"),
+    *("save", "save_weights", "export", "get_weights"),
+)
 SET = ("set_weights", "load_weights")
 
 _local = 0  # how many blocks of `local_weights` are open
@@ -23,8 +26,9 @@ def local_weights() -> Iterator[None]:
     """Let models evaluate, predict and save with the weights of this rank's host, in a `with` block.
 
     With `LocalSteps` a host's weights differ from those of other hosts between two outer steps. Outside of such a block
-    `evaluate` (also as the validation of `fit`), `predict`, `save`, `save_weights`, `export` and `get_weights` of a
-    model have the global weights, which are equal on all ranks, and `set_weights` and `load_weights` set both.
+    `evaluate` (also as the validation of `fit`), `test_on_batch`, `predict`, `predict_on_batch`, `save`,
+    `save_weights`, `export` and `get_weights` of a model have the global weights, which are equal on all ranks, and
+    `set_weights` and `load_weights` set both. A call of the model itself has those of the host.
     """
     global _local
     _local += 1
