@@ -23,6 +23,7 @@ def convergence(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write what is finished to this file.")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw what is finished into this PNG file.")] = None,
     silence: Annotated[float, typer.Option(help="A job that says nothing for so long has failed, seconds.")] = 900.0,
+    pytorch: Annotated[str, typer.Option(help="A Python that has PyTorch, for settings with a peer.")] = "",
 ) -> None:
     """Train what is missing of a study of convergence, in jobs of real ranks; then show what is finished."""
     from benchmarks.studies.convergence import jobs, plan as plans, results as told
@@ -46,7 +47,7 @@ def convergence(
         if left:
             data = jobs.data_files(plan, list(dict.fromkeys(run.model for run in left)), folder, images)
             with _Bar(len(left)) as tell:
-                failures = jobs.train(plan, left, folder, data, tell, silence)
+                failures = jobs.train(plan, left, folder, data, tell, silence, pytorch)
         found = told.collected(folder, plan)
         if json_file is not None:
             results.save(json_file, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.runner.launcher import POLL_S, Job, JobError, job_environment, last_words, mpirun
 
 WORKER = "benchmarks.studies.convergence.worker"
+PYTORCH_WORKER = "benchmarks.studies.convergence.worker_pytorch"
 Start = Callable[[ExitStack, Path, list[str]], Job]
 Tell = Callable[[str, dict[str, Any]], None]
 
@@ -85,9 +87,12 @@ def train(
     data: Mapping[str, str],
     tell: Tell,
     silence_s: float = 900.0,
+    pytorch: str = "",
     starts: Mapping[bool, Callable[[Study], Start]] | None = None,
 ) -> list[str]:
-    """Do runs: one job for those that are timed and one for those that learn; a failure does not end the others.
+    """Do runs: a job for those that are timed and one for those that learn, of us and of the peer.
+
+    A failure does not end the others.
 
     Args:
         study: of the runs.
@@ -96,6 +101,7 @@ def train(
         data: files of the data sets, by model.
         tell: takes the kind of each event ("run", "epoch", "done", "failed") and the event.
         silence_s: a job that says nothing for so long has failed.
+        pytorch: the Python that has PyTorch, for settings with a peer.
         starts: how jobs are started that are timed, and others; None for on a cluster, and on this machine.
 
     Returns:
@@ -103,13 +109,21 @@ def train(
     """
     ways = {True: on_a_cluster, False: on_this_machine} if starts is None else starts
     failures = []
-    for is_timed in (True, False):
-        left = {run.name: run for run in runs if (run.seed is None) == is_timed}
+    workers = {"": [sys.executable, "-m", WORKER], "pytorch": [pytorch, "-m", PYTORCH_WORKER]}
+    for is_timed, peer in itertools.product((True, False), workers):
+        left = {
+            run.name: run
+            for run in runs
+            if (run.seed is None) == is_timed and study.settings[run.setting].peer.partition(":")[0] == peer
+        }
+        if left and not workers[peer][0]:
+            raise InvalidError(f"settings ({', '.join(left)}): give --pytorch, a Python that has PyTorch")
         while left:
             current = ""
             try:
                 with tempfile.TemporaryDirectory(prefix="hvd_ext-bench-", ignore_cleanup_errors=True) as temporary:
-                    for event in _events(study, left, folder, data, Path(temporary), silence_s, ways[is_timed]):
+                    given = (study, left, folder, data, Path(temporary), silence_s, ways[is_timed], workers[peer])
+                    for event in _events(*given):
                         current = event["name"]
                         tell(event["kind"], event)
                         if event["kind"] == "done":
@@ -135,13 +149,14 @@ def _events(
     temporary: Path,
     silence_s: float,
     way: Callable[[Study], Start],
+    worker: Sequence[str],
 ) -> Any:
     about = {name: facts(study, run) for name, run in runs.items()}
     task = temporary / "task.json"
     Task(str(folder.absolute()), str(temporary), dict(data), about).write(task)
     follower, end = Follower(temporary / EVENTS), time.monotonic() + silence_s
     with ExitStack() as stack:
-        job = way(study)(stack, temporary, [sys.executable, "-m", WORKER, str(task)])
+        job = way(study)(stack, temporary, [*worker, str(task)])
         while True:
             ended = job.status() is not None
             events = follower.new()

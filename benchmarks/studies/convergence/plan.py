@@ -28,8 +28,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from benchmarks.studies.convergence.models import DATA_OF
-from hvd_ext import compression
 from hvd_ext.errors import InvalidError
+from hvd_ext.options.gradients import GradientOptions
 
 BENCHMARK = "convergence, one run"
 
@@ -94,10 +94,13 @@ class Setting(BaseModel):
     Args:
         algorithm: of `DistributedOptimizer`.
         topk: keywords of `hvd_ext.TopK`; empty for dense gradients, or another codec.
-        codec: another codec, as on a command line ("sign", "quantized:4"), after the dense steps of a warm-up.
+        codec: another compression, as on a command line ("sign", "quantized:4", "fp16", "lowrank:4", "auto"), after the
+            dense steps of a warm-up.
         warmup: the share of all steps that belong to the warm-up, 0 to 1.
         warmup_densities: of these steps, falling; empty for those of `hvd_ext.Warmup`, [1.0] for dense steps.
         until: the share of all steps after which gradients are sent whole (`hvd_ext.TopK(until=...)`); 0 for never.
+        peer: what trains instead of hvd_ext: "pytorch" (DistributedDataParallel over gloo), or one of its communication
+            hooks, "pytorch:fp16", "pytorch:powersgd=4" (of rank 4) or "pytorch:local=16" (steps); only the model "cnn".
         local: keywords of `hvd_ext.LocalSteps`; empty for none. Codecs are then those of outer steps.
         epochs: a factor for those of the model: a setting with faster steps may take more of them and still be sooner.
     """
@@ -110,8 +113,17 @@ class Setting(BaseModel):
     warmup: float = Field(default=0.0, ge=0, le=1)
     warmup_densities: list[float] = Field(default_factory=list)
     until: float = Field(default=0.0, ge=0, lt=1)
+    peer: str = Field(default="", pattern=r"^(|pytorch(:fp16|:powersgd=[1-9]\d*|:local=[1-9]\d*)?)$")
     local: dict[str, Any] = Field(default_factory=dict)
     epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+
+    def compression(self) -> Any:
+        """Give the compression that `codec` names; None for none."""
+        texts = {"compression": self.codec} if self.codec else {}
+        try:
+            return GradientOptions.from_texts("setting", texts).compression
+        except InvalidError as error:
+            raise ValueError(f"codec {self.codec!r}: {error}") from error
 
     @model_validator(mode="after")
     def _compressed(self) -> Setting:
@@ -120,10 +132,13 @@ class Setting(BaseModel):
                 raise ValueError(f"a {'setting with a codec' if self.codec else 'dense setting'} has no {name}")
             if name in self.topk:
                 raise ValueError(f"say {name} beside topk, as a share of the steps")
-        if self.codec and (self.topk or self.warmup_densities or compression.from_text(self.codec) is None):
-            raise ValueError(f"codec {self.codec!r}: must be a codec's text, without topk and warmup_densities")
+        if self.codec and (self.topk or self.warmup_densities):
+            raise ValueError(f"codec {self.codec!r}: must be without topk and warmup_densities")
+        self.compression()
         if self.until and self.warmup >= self.until:
             raise ValueError("the warmup must end before until")
+        if self.peer and (self.topk or self.codec or self.local):
+            raise ValueError(f"peer {self.peer!r} takes no topk, codec and local")
         return self
 
 
@@ -153,6 +168,8 @@ class Study(BaseModel):
         for model in self.models:
             if model not in DATA_OF:
                 raise ValueError(f"model {model!r}: there is none of this name; there are {', '.join(DATA_OF)}")
+        if set(self.models) != {"cnn"} and any(setting.peer for setting in self.settings.values()):
+            raise ValueError("settings with a peer: it trains the model cnn only")
         for name in self.settings:
             if not name.replace("-", "").replace("_", "").isalnum():
                 raise ValueError(f"setting {name!r}: must be of letters, digits, - and _, because files are named so")
@@ -217,7 +234,7 @@ def facts(study: Study, run: Run) -> dict[str, Any]:
     how = study.settings[run.setting].model_dump()
     recipe = study.models[run.model].model_dump()
     # as in the files of runs that were made before there was one
-    for name in ("until", "local"):
+    for name in ("until", "local", "peer"):
         if not how[name]:
             del how[name]
     if recipe["optimizer"] == "sgd":

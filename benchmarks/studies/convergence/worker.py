@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.studies.convergence import data as data_sets
-from benchmarks.studies.convergence.plan import BENCHMARK
-from hvd_ext import compression
+from benchmarks.studies.convergence.plan import BENCHMARK, Setting
 from hvd_ext.bench.results import machine, save, versions
 from hvd_ext.bench.sampling import EVENTS, emit
 from hvd_ext.compression.topk import WARMUP_DENSITIES, TopK
@@ -103,8 +102,8 @@ def optimizer(facts: dict[str, Any], steps: int) -> Any:
     local = hvd.LocalSteps(**how["local"]) if how.get("local") else None
     wrap = functools.partial(hvd.DistributedOptimizer, plain, algorithm=how["algorithm"], local_steps=local)
     if how.get("codec"):
-        codec = compression.from_text(how["codec"])
-        return wrap(compression=dataclasses.replace(codec, dense_steps=warmed) if warmed else codec)
+        sent = Setting(codec=how["codec"]).compression()
+        return wrap(compression=dataclasses.replace(sent, dense_steps=warmed) if warmed else sent)
     if not keywords:
         return wrap()
     if warmed:
@@ -226,12 +225,17 @@ def _step_seconds(facts: dict[str, Any], data: data_sets.Data) -> tuple[list[flo
     inputs, labels = tf.constant(data.train.inputs[mine[:batch]]), tf.constant(data.train.labels[mine[:batch]])
     taken = []
     every = facts["how"].get("local", {}).get("every", 1)
-    for _ in range(every * -(-UNTIMED // every) + max(facts["steps"], 2 * every)):
+    for _ in range(every * -(-UNTIMED // every) + timed_steps(facts["steps"], every)):
         begin = time.perf_counter()
         model.train_on_batch(inputs, labels)
         taken.append(time.perf_counter() - begin)
     slowest = [max(step) for step in zip(*hvd.allgather_object(taken[every * -(-UNTIMED // every) :]), strict=True)]
     return [statistics.mean(slowest[at : at + every]) for at in range(0, len(slowest) - every + 1, every)], model
+
+
+def timed_steps(steps: int, every: int) -> int:
+    """Give the number of timed steps: with local steps whole rounds of `every`, enough for a median of their means."""
+    return steps if every == 1 else every * max(3, 192 // every)
 
 
 def _finite(value: float) -> float | None:
@@ -249,29 +253,48 @@ def _about(model: keras.Model) -> dict[str, Any]:
     return {"parameters": int(sum(np.prod(weight.shape) for weight in model.trainable_weights))}
 
 
+def serve(
+    task: Task,
+    rank: int,
+    learned: Callable[[dict[str, Any], data_sets.Data, Callable[..., None]], dict[str, Any]],
+    timed: Callable[[dict[str, Any], data_sets.Data], dict[str, Any]],
+    more_versions: Mapping[str, str],
+) -> None:
+    """Do all runs of a task.
+
+    Args:
+        task: of the job.
+        rank: this rank; rank 0 writes events and files.
+        learned: does a run that learns; see `learn`.
+        timed: does a run that measures the time of a step; see `timed`.
+        more_versions: of the packages of the peer, by name.
+    """
+    events = Path(task.events) / EVENTS if rank == 0 else None
+    loaded: dict[str, data_sets.Data] = {}
+    for name, facts in task.runs.items():
+        source = task.data[facts["model"]]
+        loaded[source] = data = loaded.get(source) or data_sets.load(Path(source))
+        emit(events, "run", name=name)
+        about = {"date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"), "machine": machine()}
+
+        def tell(name: str = name, **values: Any) -> None:
+            emit(events, "epoch", name=name, **values)
+
+        found = timed(facts, data) if facts["seed"] is None else learned(facts, data, tell)
+        if rank == 0:
+            both = {**versions(), **more_versions}
+            heads = {"benchmark": BENCHMARK, "facts": facts, "digest": data.digest, **about, "versions": both}
+            save(Path(task.folder) / f"{name}.json", {**heads, **found})
+        emit(events, "done", name=name)
+
+
 def main(path: str) -> None:
     """Do all runs of the task in a file; a failure ends the whole job."""
     import hvd_ext as hvd
 
-    task = Task.read(Path(path))
     hvd.init()
-    events = Path(task.events) / EVENTS if hvd.rank() == 0 else None
-    loaded: dict[str, data_sets.Data] = {}
     try:
-        for name, facts in task.runs.items():
-            source = task.data[facts["model"]]
-            loaded[source] = data = loaded.get(source) or data_sets.load(Path(source))
-            emit(events, "run", name=name)
-            about = {"date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"), "machine": machine()}
-
-            def tell(name: str = name, **values: Any) -> None:
-                emit(events, "epoch", name=name, **values)
-
-            found = timed(facts, data) if facts["seed"] is None else learn(facts, data, tell)
-            if hvd.rank() == 0:
-                heads = {"benchmark": BENCHMARK, "facts": facts, "digest": data.digest, **about, "versions": versions()}
-                save(Path(task.folder) / f"{name}.json", {**heads, **found})
-            emit(events, "done", name=name)
+        serve(Task.read(Path(path)), hvd.rank(), learn, timed, {})
         hvd.shutdown()
     except BaseException:
         traceback.print_exc()
