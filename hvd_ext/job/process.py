@@ -140,6 +140,9 @@ def shutdown() -> None:
     job = runtime.current_or_none()
     if job is None:
         return
+    for owner in (job, *job.subsets.values()):
+        for local_steps in list(owner.outer_steps):
+            local_steps.wait()
     interrupts.stop()
     runtime.set_current(None)
     for ended in (job, *job.subsets.values()):

@@ -152,8 +152,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         del _added[process_set.process_set_id]
         process_set.process_set_id = None
         if left is not None:
-            left.running = False
-            left.engine.stop(together=True)
+            for ended in (*(one.runtime for one in left.groups.values()), left):
+                ended.running = False
+                ended.engine.stop(together=True)
         return True
 
 
@@ -219,7 +220,7 @@ def runtime_of(process_set: ProcessSet | None) -> Runtime | None:
 
 
 def group(process_set: ProcessSet | None, within: str) -> ProcessSet | None:
-    """Return the ranks of a process set that reduce in each local step; its ranks call it together.
+    """Return the ranks of a process set that reduce in each local step; its ranks call it together, with one `within`.
 
     Args:
         process_set: a set that was added; None for all ranks.
@@ -230,7 +231,6 @@ def group(process_set: ProcessSet | None, within: str) -> ProcessSet | None:
 
     Raises:
         InvalidError, NotInitializedError: as `runtime_of`.
-        MismatchError: the ranks have different values of `within`; raised on all ranks.
         CommunicationError: an MPI call failed on some rank; raised on all ranks.
     """
     members = runtime_of(process_set)
@@ -244,13 +244,11 @@ def group(process_set: ProcessSet | None, within: str) -> ProcessSet | None:
             return process_set
         ranks = sorted(members.engine.ranks[place] for place in places)
 
-        def start() -> dict[str, Any]:
+        def start() -> None:
             made = members.groups[within] = _Group(job.subset(start_set(job.engine, ranks, _GROUP_TAG, job.options)))
-            job.subsets[-1 - len(job.subsets)] = made.runtime
-            return {"within": within}
+            job.subsets[min([0, *job.subsets]) - 1] = made.runtime
 
-        answers = consensus.exchange(members.engine, "local steps", start)
-        consensus.check_same("local_steps", answers, members.engine.ranks)
+        consensus.exchange(members.engine, "local steps", start)
     found: ProcessSet = members.groups[within]
     return found
 

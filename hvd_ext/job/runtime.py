@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,8 @@ class Runtime:
         self.plans: dict[int, LogicalPlan] = {}  # by handle
         self.subsets: dict[int, Runtime] = {}  # of a job: those of the process sets that this rank is in, by number
         self.groups: dict[str, Any] = {}  # the process sets of `process_sets.group`, by `within`
+        # what may have outer steps of local steps under way, in threads (`policies.local_steps`)
+        self.outer_steps: weakref.WeakSet[Any] = weakref.WeakSet()
         self.last_process_set = 0  # the number of the newest set
         self._agreements: dict[str, threading.RLock] = {}
         self._handles: dict[int, int] = {}

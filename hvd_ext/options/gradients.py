@@ -61,7 +61,7 @@ class GradientOptions(ReductionOptions):
         if not is_whole(self.check_every) or self.check_every < 0:
             raise InvalidError(f"check_every ({self.check_every!r}): must be a whole number of steps, 0 for never")
         _check_sync(self)
-        _check_local_steps(self.local_steps, self.codec)
+        _check_local_steps(self)
         if refused := compatibility.refused(self.features):
             raise InvalidError(refused)
         object.__setattr__(self, "groups", _checked_groups(self.groups))
@@ -200,9 +200,8 @@ class GradientOptions(ReductionOptions):
 
     @property
     def before_local_steps(self) -> GradientOptions:
-        """The options of the gradients of the first steps, before local steps start: they are never compressed."""
-        options = self.of_outer_steps
-        return options.within(self.process_set) if self.keeps_residuals else options
+        """The options of the gradients of the first steps, before local steps start: they are sent whole."""
+        return self.of_outer_steps.within(self.process_set)
 
     @property
     def partial(self) -> bool:
@@ -273,11 +272,17 @@ def _check_sync(options: GradientOptions) -> None:
         raise InvalidError(f"delay ({delay!r}): must be 0 or 1")
 
 
-def _check_local_steps(local: Any, codec: Codec | None) -> None:
+def _check_local_steps(options: GradientOptions) -> None:
+    local, codec = options.local_steps, options.codec
     if local is None:
         return
     if not isinstance(local, LocalSteps):
         raise InvalidError(f"local_steps ({local!r}): must be a hvd_ext.LocalSteps, or None")
+    if not options.check_start:
+        raise InvalidError(
+            "check_start (False): with local_steps it must be True, because hosts that begin with different weights "
+            "would never have the same ones"
+        )
     if codec is not None and (codec.momentum_correction is True or codec.clip is not None):
         raise InvalidError(
             f"local_steps: with it {type(codec).__name__} can have no momentum_correction and no clip, because it "

@@ -114,8 +114,9 @@ class LocalSteps(Described):
         """Return the options by name as plain values, so that the ranks can compare them."""
         outer = self.outer
         if outer is not None and not isinstance(outer, str):
-            config = json.dumps(outer.get_config(), sort_keys=True, default=str)
-            outer = f"{type(outer).__name__} {config}"
+            config = {**outer.get_config(), "name": ""}  # Keras numbers names, and each rank may have another number
+            text = json.dumps(config, sort_keys=True, default=lambda one: type(one).__name__)
+            outer = f"{type(outer).__name__} {text}"
         return {**super().described(), "outer": outer}
 
     def offset(self, fragment: int, fragments: int) -> int:

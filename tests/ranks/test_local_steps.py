@@ -16,7 +16,7 @@ import hvd_ext as hvd
 from hvd_ext.errors import HvdExtError, MismatchError
 from hvd_ext.job import runtime
 from tests.ranks.compare import assert_equal
-from tests.ranks.topk_jobs import hosts_of
+from tests.ranks.topk_jobs import hosts_of, restart
 from tests.ranks.training import assert_same_bits_on_all_ranks, checkpoint, shared, values
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks(2, 3, 4), pytest.mark.usefixtures("apart")]
@@ -374,3 +374,174 @@ def test_explain_has_the_buckets_of_a_host_and_of_outer_steps() -> None:
     fit(trained)
     text = hvd.explain(trained.optimizer)
     assert all(f"{name}: 1 bucket" in text for name in ("Adam", "Adam, outer steps", "Adam, before local steps"))
+
+
+def policy_of(optimizer: Any) -> Any:
+    (local,) = optimizer._hvd_ext.reducer.sets
+    return local.policy
+
+
+def test_after_an_outer_step_that_failed_training_goes_on_with_other_weights() -> None:
+    trained, bad = model(hvd.LocalSteps(2)), batches(hvd.rank())
+    bad[12] = np.nan
+    with pytest.raises((HvdExtError, tf.errors.OpError), match="not finite"):
+        trained.fit(bad, bad, batch_size=4, shuffle=False, verbose=0)
+    policy_of(trained.optimizer).save()
+    trained.set_weights([np.zeros(one.shape) for one in trained.get_weights()])
+    for variable in trained.optimizer.variables:
+        variable.assign(tf.zeros_like(variable))
+    trained.optimizer.learning_rate = 0.01
+    fit(trained)
+    assert all(np.isfinite(one).all() for one in trained.get_weights())
+    assert_same_bits_on_all_ranks([one for _, one in policy_of(trained.optimizer).global_weights])
+
+
+def test_weights_that_one_rank_has_loaded_are_sent_to_all() -> None:
+    trained = model(hvd.LocalSteps(4, overlap=3))
+    fit(trained)
+    if hvd.rank() == 0:
+        trained.set_weights([one + 1.0 for one in trained.get_weights()])
+    fit(trained, epochs=2, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert_same_bits_on_all_ranks([one for _, one in policy_of(trained.optimizer).global_weights])
+
+
+def test_outer_steps_of_two_optimizers_beside_training_meet_their_own() -> None:
+    lists = [variables(), variables()]
+    optimizers = [optimizer_of(hvd.LocalSteps(2, overlap=1)) for _ in lists]
+    for number in range(12):
+        own = [tf.constant(one) for one in gradients(hvd.rank(), number)]
+        for optimizer, weights in zip(optimizers, lists, strict=True):
+            optimizer.apply(own, weights)
+    for optimizer in optimizers:
+        assert_same_bits_on_all_ranks([one for _, one in policy_of(optimizer).global_weights])
+
+
+def test_a_fragment_gets_its_own_residuals_wherever_training_was_saved() -> None:
+    # after 6 updates the next outer step is that of the second fragment
+    options, codec = hvd.LocalSteps(8, fragments=2, start=1), hvd.Quantized(4, min_elements=1)
+    first, second = ((optimizer_of(options, compression=codec), variables()) for _ in range(2))
+    for optimizer, weights in (first, second):
+        optimizer.build(weights)
+    given = [[tf.constant(one) for one in gradients(hvd.rank(), number)] for number in range(22)]
+    for own in given[:15]:
+        first[0].apply(own, first[1])
+    saved = policy_of(first[0]).save()
+    for of_second, of_first in zip((*second[1], *second[0].variables), (*first[1], *first[0].variables), strict=True):
+        of_second.assign(of_first)
+    second[0]._hvd_ext.reducer.restore({0: (saved, lambda: iter([saved]))})
+    for own in given[15:]:
+        for optimizer, weights in (first, second):
+            optimizer.apply(own, weights)
+    assert any("residuals/" in name and np.any(array) for name, array in saved.items()) == (len(hosts()) > 1)
+    assert_equal(second[1], values(first[1]))
+
+
+def test_hosts_may_have_different_loss_scales_at_the_end_of_an_epoch() -> None:
+    keras.utils.set_random_seed(3)
+    trained = keras.Sequential([keras.layers.Input((12,)), keras.layers.Dense(12)])
+    inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=8.0)
+    trained.compile(hvd.DistributedOptimizer(inner, local_steps=hvd.LocalSteps(3)), "mse", auto_scale_loss=False)
+    x = batches(hvd.rank())
+    mine = next(number for number, ranks in enumerate(hosts()) if hvd.rank() in ranks)
+    if mine:
+        x[0] = np.inf
+    trained.fit(x, x, batch_size=4, shuffle=False, verbose=0, callbacks=hvd.callbacks.synchronized([]))
+    scales = hvd.allgather_object(float(inner.dynamic_scale))
+    assert len(set(scales)) == len(hosts())
+
+
+def test_the_global_weights_keep_the_constraints() -> None:
+    weight = keras.Variable(np.full(4, 0.01), dtype="float32", name="w")
+    weight.constraint = keras.constraints.NonNeg()
+    for outer in ("nesterov", None):
+        optimizer = optimizer_of(hvd.LocalSteps(2, outer=outer))
+        for _ in range(4):
+            optimizer.apply([tf.ones(4)], [weight])
+        (pair,) = policy_of(optimizer).global_weights
+        assert (pair[1].numpy() >= 0).all() and (weight.numpy() >= 0).all()
+
+
+@pytest.mark.skipif("hvd.size() == 1", reason="one rank has nobody to differ from")
+def test_ranks_that_divide_hosts_differently_are_told_so() -> None:
+    within = "rank" if hvd.rank() == hvd.size() - 1 else "host"
+    with pytest.raises(MismatchError, match="local_steps, within must be the same on all ranks"):
+        optimizer_of(hvd.LocalSteps(3, within=within)).apply(  # type: ignore[arg-type]
+            [tf.constant(one) for one in gradients(hvd.rank(), 0)], variables()
+        )
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(RATE), local_steps=None if within == "rank" else hvd.LocalSteps(3)
+    )
+    with pytest.raises(MismatchError, match="must be the same on all ranks"):
+        optimizer.apply([tf.constant(one) for one in gradients(hvd.rank(), 0)], variables())
+
+
+def test_a_flush_before_the_first_step_of_a_function_is_kept() -> None:
+    weights = variables()
+    optimizer = optimizer_of(hvd.LocalSteps(4, outer=None))
+    optimizer.build(weights)
+    hvd.flush(optimizer)
+    tf.function(lambda *own: optimizer.apply(own, weights), autograph=False)(
+        *map(tf.constant, gradients(hvd.rank(), 0))
+    )
+    assert_same_bits_on_all_ranks(weights)
+
+
+def test_a_checkpoint_of_other_hosts_goes_on_from_the_global_weights() -> None:
+    trained = model(hvd.LocalSteps(4, overlap=3))
+    fit(trained)
+    policy = policy_of(trained.optimizer)
+    saved = policy.save()
+    changed = {**saved, "group": np.array([hvd.rank() + 100])}
+    policy.load(changed if hvd.rank() == 0 else saved, lambda: iter([changed]))
+    assert_same_bits_on_all_ranks(trained.trainable_variables)
+    assert_equal([one for one, _ in policy.global_weights], [one.numpy() for _, one in policy.global_weights])
+    fit(trained)
+
+
+def test_a_shutdown_waits_for_the_outer_step_under_way(caplog: pytest.LogCaptureFixture) -> None:
+    weights = variables()
+    optimizer = optimizer_of(hvd.LocalSteps(2, overlap=1))
+    for number in range(2):
+        optimizer.apply([tf.constant(one) for one in gradients(hvd.rank(), number)], weights)
+    (fragment,) = policy_of(optimizer)._fragments
+    restart(hosts_of(hvd.size()))
+    assert fragment._change.done() and fragment._change.exception() is None
+    for variable, value in zip(weights, variables(), strict=True):
+        variable.assign(value)
+    optimizer.apply([tf.constant(one) for one in gradients(hvd.rank(), 2)], weights)
+    assert "hvd_ext was shut down, and the state of outer steps is lost" in caplog.text
+
+
+def test_a_part_of_a_model_has_the_global_weights_too(tmp_path: Path) -> None:
+    trained = model(hvd.LocalSteps(4))
+    part = keras.Model(trained.inputs, trained.layers[0].output)
+    fit(trained)
+    wanted = [one.numpy() for _, one in policy_of(trained.optimizer).global_weights][:2]
+    for got, one in zip(part.get_weights(), wanted, strict=True):
+        np.testing.assert_array_equal(got, one)
+
+
+@pytest.mark.skipif("hvd.size() == 1", reason="one rank has nobody to differ from")
+def test_before_local_steps_all_hosts_must_have_the_same_gradients() -> None:
+    optimizer, weights = optimizer_of(hvd.LocalSteps(2, start=4)), variables()
+    own = [tf.constant(one) for one in gradients(hvd.rank(), 0)]
+    if hvd.rank() in hosts()[-1]:
+        own[1] = None
+    with pytest.raises(MismatchError, match="the number of gradients in a step before local steps"):
+        optimizer.apply(own, weights)
+
+
+def test_a_process_set_makes_local_steps_of_its_own_and_can_be_removed() -> None:
+    added = hvd.add_process_set(list(range(hvd.size() - 1))) if hvd.size() > 2 else None
+    ranks = list(range(hvd.size())) if added is None else added.ranks
+    weights = variables()
+    options = hvd.LocalSteps(1, outer=None, within="rank")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(RATE), local_steps=options, process_set=added)
+    optimizer.apply([tf.constant(one) for one in gradients(hvd.rank(), 0)], weights)
+    taking = ranks if hvd.rank() in ranks else [hvd.rank()]
+    for place, got in enumerate(values(weights)):
+        wanted = -RATE * np.mean([gradients(rank, 0)[place] for rank in taking], axis=0)
+        np.testing.assert_allclose(got, wanted, atol=1e-5)
+    if added is not None:
+        optimizer._hvd_ext.reducer.close()
+        hvd.remove_process_set(added)

@@ -13,6 +13,7 @@ from hvd_ext.tensorflow import layers
 from hvd_ext.tensorflow.collectives.objects import allgather_object
 from hvd_ext.tensorflow.collectives.variables import broadcast_variables
 from hvd_ext.tensorflow.gradients import kinds
+from hvd_ext.tensorflow.gradients.policies import local_steps
 from hvd_ext.tensorflow.gradients.reducer import reducer_of
 from hvd_ext.tensorflow.gradients.round_flags import partial_reducer
 
@@ -109,6 +110,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
             elif len(set(built)) == 1:
                 self._send(self._slots(optimizer))
         layers.refresh(self.model)
+        self._send_global_weights(weights)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """After the first batch, send the variables that it has made."""
@@ -154,6 +156,13 @@ class BroadcastGlobalVariablesCallback(base.Callback):
             if isinstance(slots, list) and len(slots) == len(trained):
                 local_slots |= {id(slots[index]) for index in local} & ids
         return [variable for variable in variables if id(variable) not in local_slots]
+
+    def _send_global_weights(self, weights: list[Any]) -> None:
+        """Where local steps have begun: the root may have loaded weights alone, and all hosts have its weights now."""
+        for policy, pairs in local_steps.of_variables(weights):
+            if policy.gradients.asked.process_set is None:
+                policy.drop()
+                broadcast_variables([one for _, one in pairs], root_rank=self.root_rank)
 
     def _send(self, variables: list[Any]) -> None:
         if variables:

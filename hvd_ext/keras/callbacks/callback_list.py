@@ -154,7 +154,7 @@ class SameHyperparameters(Callback):
         wrapped = models.distributed(self.model)
         for number, optimizer in enumerate(wrapped):
             reducer = optimizer._hvd_ext.reducer
-            job = process_sets.runtime_of(reducer.options.process_set)
+            job = process_sets.runtime_of(reducer.used.process_set)  # with local steps hosts may skip different steps
             if job is not None:
                 subject = f"optimizer {reducer.label!r}" + (f" ({number + 1} of {len(wrapped)})" if wrapped[1:] else "")
                 settings |= {

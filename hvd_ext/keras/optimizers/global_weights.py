@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from hvd_ext.tensorflow.gradients.step import Policy
+from hvd_ext.tensorflow.gradients.policies import local_steps
 
 # the methods of a model that read its weights, and those that set them
 READ = (
@@ -39,9 +39,8 @@ def local_weights() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def within(policies: list[Policy]) -> Iterator[None]:
+def _within(pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
     """Give variables their global weights in a `with` block."""
-    pairs = [pair for policy in policies for pair in policy.global_weights]
     before = [tf.identity(variable) for variable, _ in pairs]
     for variable, value in pairs:
         variable.assign(value)
@@ -52,33 +51,28 @@ def within(policies: list[Policy]) -> Iterator[None]:
             variable.assign(value)
 
 
-def reading(policies_of: Callable[[Any], list[Policy]], plain: Any) -> Any:
-    """Make a method of a model read the global weights.
-
-    Args:
-        policies_of: gives the policies of a model's optimizers.
-        plain: the method.
-    """
+def reading(plain: Any) -> Any:
+    """Make a method of a model read the global weights."""
 
     @functools.wraps(plain)
     def with_global_weights(model: Any, *arguments: Any, **keywords: Any) -> Any:
-        policies = [] if _local else [policy for policy in policies_of(model) if policy.global_weights]
-        if not policies:
+        found = [] if _local else local_steps.of_variables(model.weights)
+        if not found:
             return plain(model, *arguments, **keywords)
         # what it calls, as `evaluate` of `fit` or `get_weights` of `save`, finds them in their places
-        with within(policies), local_weights():
+        with _within([pair for _, pairs in found for pair in pairs]), local_weights():
             return plain(model, *arguments, **keywords)
 
     return with_global_weights
 
 
-def setting(policies_of: Callable[[Any], list[Policy]], plain: Any) -> Any:
-    """Make a method of a model set the global weights, too; see `reading`."""
+def setting(plain: Any) -> Any:
+    """Make a method of a model set the global weights, too."""
 
     @functools.wraps(plain)
     def with_global_weights(model: Any, *arguments: Any, **keywords: Any) -> Any:
         result = plain(model, *arguments, **keywords)
-        for policy in policies_of(model) if not _local else ():
+        for policy, _ in local_steps.of_variables(model.weights) if not _local else ():
             policy.take_global_weights()
         return result
 

@@ -5,7 +5,7 @@
   another kind XLA is switched off, with one line in the log.
 - A model that loses its distributed optimizer by another `compile` would train on each rank alone: rank 0 warns.
 - A step that was traced before its optimizer was wrapped sends nothing: it is traced again.
-- A model whose optimizer makes local steps evaluates and saves with the global weights.
+- A model whose weights local steps change evaluates and saves with the global weights.
 - An optimizer knows the variables of a model, and no layers: before a step is made, it gets to know those with a state
   of their own, which the ranks compare.
 """
@@ -24,7 +24,6 @@ from hvd_ext.job.log import logger
 from hvd_ext.keras.optimizers import global_weights, xla
 from hvd_ext.keras.optimizers.wrapper import Distributed, Wrapper
 from hvd_ext.tensorflow import layers
-from hvd_ext.tensorflow.gradients.step import Policy
 
 # What a training step of Keras' own consists of.
 _OWN = {name: getattr(keras.Model, name) for name in ("train_step", "compute_metrics", "get_metrics_result")}
@@ -47,7 +46,7 @@ def watch(model_class: type) -> None:
             (global_weights.SET, global_weights.setting),
         ):
             for name in names:
-                _replace(model_class, name, functools.partial(made, _policies), everywhere=False)
+                _replace(model_class, name, made, everywhere=False)
 
 
 def optimizers(model: Any) -> list[Any]:
@@ -95,12 +94,6 @@ def _replace(model_class: type, name: str, watched: Any, *, everywhere: bool = T
         made = watched(plain)
         made.hvd_ext_plain = plain
         setattr(owner if everywhere else model_class, name, made)
-
-
-def _policies(model: Any) -> list[Policy]:
-    """Give the policies of the lists of variables that a model's optimizers were applied to."""
-    reducers = [optimizer._hvd_ext.reducer for optimizer in distributed(model)]
-    return [one.policy for reducer in reducers if reducer.options.local_steps is not None for one in reducer.sets]
 
 
 def _watched_compile(plain: Any) -> Any:

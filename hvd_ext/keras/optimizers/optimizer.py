@@ -232,8 +232,10 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
     scaling = updating is not wrapped
     _accumulate(updating, options)
     momentum = momentum_of(updating, options)
-    if options.local_steps is not None and updating.use_ema:
-        raise InvalidError(f"optimizer {label!r}: {compatibility.words('local steps', 'EMA')}")
+    if options.local_steps is not None:
+        _check_outer(options.local_steps.outer)
+        if updating.use_ema:
+            raise InvalidError(f"optimizer {label!r}: {compatibility.words('local steps', 'EMA')}")
     sparse = options.keeps_residuals and options.local_steps is None  # what the optimizer updates by
     if scaling and sparse and updating.gradient_accumulation_steps:
         raise InvalidError(
@@ -257,6 +259,20 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
     weakref.finalize(wrapped, reducer.close).atexit = False
     models.drop_traced_steps(wrapped, keras.Model)
     return wrapped
+
+
+def _check_outer(outer: Any) -> None:
+    """Refuse an outer optimizer that would not apply each change of the weights as it is."""
+    if outer is None or isinstance(outer, str):
+        return
+    if not isinstance(outer, keras.optimizers.Optimizer):
+        raise InvalidError(f"LocalSteps, outer ({outer!r}): must be an optimizer of Keras 3, 'nesterov' or None")
+    scales = isinstance(outer, keras.optimizers.LossScaleOptimizer) or outer.loss_scale_factor is not None
+    if scales or outer.gradient_accumulation_steps:
+        raise InvalidError(
+            f"LocalSteps, outer ({outer.name!r}): must be without a loss scale and without gradient accumulation, "
+            "because its gradients are changes of weights"
+        )
 
 
 def _check_sparse(optimizer: keras.optimizers.Optimizer, label: str) -> None:

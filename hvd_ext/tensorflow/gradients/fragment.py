@@ -13,17 +13,18 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_ext.errors import HvdExtError
-from hvd_ext.state import Arrays
+from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import kinds
 from hvd_ext.tensorflow.skipping import FiniteSteps
 
 if TYPE_CHECKING:
     from hvd_ext.options.local_steps import LocalSteps
-    from hvd_ext.tensorflow.gradients.reducer import Facts, Reducer
+    from hvd_ext.tensorflow.gradients.reducer import Facts, GradientSet, Reducer
 
-# the names of what is saved
+# the names of what is saved: arrays by number, and what the list of changes keeps
 _GLOBAL, _OUTER, _SENT, _CHANGE = "global", "outer", "sent", "change"
+_LAYOUT, _RESIDUALS = "layout/", "residuals/"
 
 
 class Fragment:
@@ -57,7 +58,7 @@ class Fragment:
         self.variables = tuple(variables)
         self._reducer, self._facts, self._beside = reducer, facts, beside
         self._take_again = take_again
-        self._has_joined = False
+        self._list: GradientSet | None = None  # of the changes, once all ranks have joined
         # of the outer step under way: this rank's weights at its begin, and the mean change of all ranks
         self._sent: list[tf.Tensor] | None = None
         self._change: concurrent.futures.Future[list[tf.Tensor]] | None = None
@@ -65,6 +66,8 @@ class Fragment:
             keras.Variable(np.zeros(tuple(one.shape)), dtype=one.dtype, trainable=False, name=one.name)
             for one in variables
         )
+        for one, variable in zip(self.global_weights, variables, strict=True):
+            one.constraint = getattr(variable, "constraint", None)
         self._outer = _copied(options.outer)
         if self._outer is not None:
             self._outer.build(self.global_weights)
@@ -74,9 +77,31 @@ class Fragment:
         for one, variable in zip(self.global_weights, self.variables, strict=True):
             one.assign(variable)
 
+    def give(self) -> None:
+        """Make the global weights the variables' values."""
+        for one, variable in zip(self.global_weights, self.variables, strict=True):
+            variable.assign(one)
+
+    def join(self) -> bool:
+        """Agree with the other ranks before the first outer step; all ranks call it, in the main thread.
+
+        Returns:
+            Whether the global weights are equal on all ranks; else a broadcast follows, and all join again after it.
+
+        Raises:
+            InvalidError, MismatchError: as `Reducer.begin`.
+        """
+        if self._list is None:
+            values = [tf.convert_to_tensor(one.value) for one in self.global_weights]
+            step = self._reducer.begin(values, self.variables, self._facts, weights=self.global_weights)
+            if step.began_equal:
+                keys = [kinds.key(variable) for variable in self.variables]
+                self._list = next(one for one in self._reducer.sets if one.keys == keys)
+        return self._list is not None
+
     @ops.plain
     def meet(self, begins: tf.Tensor, flushing: tf.Tensor, *weights: tf.Tensor) -> list[tf.Tensor]:
-        """Join the other ranks before the first outer step; else begin an outer step or end the one under way.
+        """Begin an outer step or end the one under way; at the first call, only join the other ranks if that is due.
 
         Args:
             begins: whether an outer step begins.
@@ -88,48 +113,58 @@ class Fragment:
 
         Raises:
             HvdExtError: the mean change of the weights is not finite.
-            InvalidError, MismatchError: as `Reducer.begin`.
+            InvalidError, MismatchError: as `join`.
         """
         own = list(weights)
-        if not self._has_joined:
-            step = self._reducer.begin(own, self.variables, self._facts, weights=self.global_weights)
-            self._has_joined = step.began_equal
-            if not self._has_joined:
-                self._take_again()
-                return own
+        if not self.join():
+            self._take_again()
+            return own
+        assert self._list is not None
         if self._change is not None and (flushing or not begins):
             own = self._end(own)
         if flushing:
-            self._reducer.flush()
+            self._list.policy.flush(1)
         if begins or flushing:
             changes = [one.value - weight for one, weight in zip(self.global_weights, own, strict=True)]
-            self._sent = own
             if self._beside is not None and not flushing:
-                self._change = self._beside.submit(self._mean, changes)
+                self._sent, self._change = own, self._beside.submit(self._mean, changes)
                 return own
-            self._change = concurrent.futures.Future()
-            self._change.set_result(self._mean(changes))
+            self._sent, self._change = own, _done(self._mean(changes))
             own = self._end(own)
         return own
 
-    def restart(self) -> None:
-        """Make the variables' values the global weights, and drop the outer step under way; all ranks call it."""
+    def wait(self) -> None:
+        """Wait until the outer step under way has been reduced, or has failed."""
         if self._change is not None:
             concurrent.futures.wait([self._change])
+
+    def drop(self) -> None:
+        """Forget the outer step under way; all ranks call it."""
+        self.wait()
         self._sent = self._change = None
-        self.take()
 
     def save(self) -> Arrays:
-        """Copy what lies between two steps; an outer step under way ends first."""
+        """Copy what lies between two steps; an outer step under way is reduced first."""
         parts: dict[str, Sequence[Any]] = {_GLOBAL: self.global_weights}
         if self._outer is not None:
             parts[_OUTER] = self._outer.variables
         if self._change is not None and self._sent is not None:
             parts |= {_SENT: self._sent, _CHANGE: self._change.result()}
-        return {f"{part}/{number}": _array(one) for part, values in parts.items() for number, one in enumerate(values)}
+        saved = {f"{part}/{number}": _array(one) for part, values in parts.items() for number, one in enumerate(values)}
+        if self._list is not None:
+            saved |= {_LAYOUT + name: array for name, array in self._list.save_layout().items()}
+            saved |= {_RESIDUALS + name: array for name, array in self._list.policy.save().items()}
+        return saved
 
-    def load(self, arrays: Arrays) -> None:
-        """Restore what `save` returned; what is of another shape is left as it is."""
+    def load(self, arrays: Arrays, everyone: Everyone, *, same: bool) -> None:
+        """Restore what `save` returned, and join the other ranks; all ranks call it alike.
+
+        Args:
+            arrays: what this rank has saved, or the first one where the ranks or their hosts were others.
+            everyone: returns what each rank of the earlier job has saved.
+            same: whether the ranks and their hosts were the same; else the variables get the global weights.
+        """
+        self.drop()
         parts: list[tuple[str, Sequence[Any]]] = [(_GLOBAL, self.global_weights)]
         if self._outer is not None:
             parts.append((_OUTER, self._outer.variables))
@@ -138,18 +173,28 @@ class Fragment:
                 saved = arrays.get(f"{part}/{number}")
                 if saved is not None and saved.shape == tuple(variable.shape):
                     variable.assign(_value(saved, variable))
-        self._sent = self._change = None
-        if f"{_CHANGE}/0" in arrays:
+        self.join()
+        assert self._list is not None  # nothing was compared that could differ
+        if same and f"{_CHANGE}/0" in arrays:
             self._sent, change = (
                 [_value(arrays[f"{part}/{number}"], one) for number, one in enumerate(self.variables)]
                 for part in (_SENT, _CHANGE)
             )
-            self._change = concurrent.futures.Future()
-            self._change.set_result(change)
+            self._change = _done(change)
+        if not same:
+            self.give()
+        layout = _under(_LAYOUT, arrays)
+        if same and layout:
+            self._list.load_layout(layout)
+        residuals = _under(_RESIDUALS, arrays)
+        if residuals and self._list.policy.keeps:
+            self._list.policy.load(
+                residuals if same else None, lambda: (_under(_RESIDUALS, of_rank) for of_rank in everyone())
+            )
 
     def _mean(self, changes: list[tf.Tensor]) -> list[tf.Tensor]:
         """Reduce changes of weights over all ranks."""
-        step = self._reducer.begin(changes, self.variables, self._facts, weights=self.global_weights)
+        step = self._reducer.begin(changes, self.variables)
         mean = step.reduce_all()
         if not bool(FiniteSteps.are_finite(mean)) or (step.applies is not None and not bool(step.applies)):
             raise HvdExtError(
@@ -162,16 +207,17 @@ class Fragment:
     def _end(self, weights: list[tf.Tensor]) -> list[tf.Tensor]:
         """End the outer step under way: update the global weights, and add what was changed since its begin."""
         assert self._change is not None and self._sent is not None
-        sent, change, self._sent, self._change = self._sent, self._change.result(), None, None
+        sent, under_way, self._sent, self._change = self._sent, self._change, None, None
+        change = under_way.result()
         if self._outer is None:
             for one, mean in zip(self.global_weights, change, strict=True):
-                one.assign(one.value - mean)
+                new = one.value - mean
+                one.assign(new if one.constraint is None else one.constraint(new))
         else:
             self._outer.apply(change, self.global_weights)
-        new = [tf.convert_to_tensor(one.value) for one in self.global_weights]
         return [
-            value if weight is before else value + (weight - before)
-            for value, weight, before in zip(new, weights, sent, strict=True)
+            tf.convert_to_tensor(one.value) if weight is before else one.value + (weight - before)
+            for one, weight, before in zip(self.global_weights, weights, sent, strict=True)
         ]
 
 
@@ -193,6 +239,16 @@ def _copied(outer: Any) -> Any:
 
         return keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
     return type(outer).from_config(outer.get_config())
+
+
+def _done(value: list[tf.Tensor]) -> concurrent.futures.Future[list[tf.Tensor]]:
+    future: concurrent.futures.Future[list[tf.Tensor]] = concurrent.futures.Future()
+    future.set_result(value)
+    return future
+
+
+def _under(prefix: str, arrays: Arrays) -> Arrays:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def _array(value: Any) -> np.ndarray:

@@ -90,6 +90,7 @@ class GradientSet:
         self.holds_again = reducer.holds_again
         self.broadcast_follows = lambda: reducer.broadcast_follows
         self.policy = reducer.policy(self)
+        self._agrees_once = self.policy.agrees_once or reducer.agrees_once
         self.keys = [kinds.key(variable) for variable in variables]
         self.identity = reducer.identity
         self._described = reducer.identity.described()
@@ -150,8 +151,8 @@ class GradientSet:
                 if self.options.local_steps is None:  # else each host would say it
                     banner.say(self.job, banner.optimizer_line(channel.name, channel.layout, self.options))
                 found = channel.kinds
-            elif self.policy.agrees_once:
-                return self.channels[0], self._agreed_for_good(own)
+            elif self._agrees_once:
+                return self.channels[0], self.policy.classify(self._agreed_for_good(own), self.channels[0])
             elif traced:
                 found = self._traced.get(own) or self._exchanged(own, check)
             else:
@@ -278,6 +279,7 @@ class Reducer:
         after_first: whether the weights may be broadcast after the first step, as a loop with a tape does.
         holds_again: whether there is a loss scale; with partial rounds, see `hvd_ext.engine.partial.Partial`.
         waits: returns whether a broadcast of the weights is still to come; None: `broadcast_follows` says so.
+        agrees_once: whether the gradients of each list are the same in all steps, so that the ranks agree on them once.
 
     Attributes:
         label: the name of the optimizer or tape, such as "Adam".
@@ -297,7 +299,9 @@ class Reducer:
         after_first: bool = False,
         holds_again: bool = False,
         waits: Callable[[], bool] | None = None,
+        agrees_once: bool = False,
     ) -> None:
+        self.agrees_once = agrees_once
         self.broadcast_follows = False
         self._waits = waits or (lambda: self.broadcast_follows)
         self.layer_states: Callable[[], Checksums] = list
@@ -498,7 +502,8 @@ class Reducer:
             kind = kinds.LOCAL if place is None else joint[place]
             slots.append(Slot(variable, kind, kinds.ready(self.label, gradient, variable, kind, divisor), place))
         if self._flushing:
-            every.policy.flush(self._flushing)
+            with tf.init_scope():
+                every.policy.flush(self._flushing)
         self._flushing = 0
         return Step(self.label, slots, every, channel, comparison, absent=absent)
 
@@ -522,11 +527,25 @@ class Reducer:
     def _members(self) -> Runtime | None:
         """Return the runtime of the process set; None if this rank is outside of it."""
         if self._job is None or not self._job.running:
-            local = self.options.local_steps
-            if local is not None:
-                self.used = self.options.within(process_sets.group(self.options.process_set, local.within))
+            members = process_sets.runtime_of(self.options.process_set)
+            if self.options.local_steps is not None and members is not None:
+                self.used = self.options.within(self._group(members))
             self._job = process_sets.runtime_of(self.used.process_set)
         return self._job
+
+    def _group(self, members: Runtime) -> Any:
+        """Agree on local steps, before a communicator of some of the ranks is made; returns their process set."""
+        local = self.options.local_steps
+        assert local is not None
+        with members.agreement(registration.EXCHANGE):
+
+            def own() -> dict[str, Any]:
+                facts = {_LIST: "new", "local_steps, within": local.within}
+                return {"identity": self.identity.described(), "facts": facts}
+
+            values = consensus.exchange(members.engine, registration.EXCHANGE, own)
+            registration.check_facts(values, members.engine.ranks)
+            return process_sets.group(self.options.process_set, local.within)
 
     @property
     def _divisor(self) -> int:
@@ -538,11 +557,8 @@ class Reducer:
         """Return the set of these variables, and its place in `sets`."""
         every = self._sets.get(keys)
         if every is None or every.job is not job or not every.is_open:
-            if every is not None and every.policy.loses_at_shutdown:
-                logger.warning(
-                    "%s: hvd_ext was shut down, and the residuals are lost; call hvd_ext.flush() before shutdown()",
-                    self.label,
-                )
+            if every is not None and every.policy.lost_at_shutdown:
+                logger.warning("%s: hvd_ext was shut down, and %s", self.label, every.policy.lost_at_shutdown)
             start = self._start(job)
             number = list(self._sets).index(keys) if keys in self._sets else len(self._sets)
             every = GradientSet(self, job, variables, functools.partial(self._steps_before, number), start)
@@ -555,8 +571,8 @@ class Reducer:
         return self._first_step() if saved is None else saved
 
     def _start(self, job: Runtime) -> SameStart | None:
-        if not self.options.check_start or job.engine.size == 1:
-            return None
+        if not self.options.check_start or job.engine.size == 1 or self.options.local_steps is not None:
+            return None  # outer steps compare the weights of all hosts
         if not tf.compat.v1.executing_eagerly_outside_functions():
             return None  # in a graph of TensorFlow 1, variables have values only in a session
         return SameStart(

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from hvd_ext.tensorflow.gradients.reducer import GradientSet, Reducer
 
 
+RESIDUALS_LOST = "the residuals are lost; call hvd_ext.flush() before shutdown()"
+
+
 @dataclasses.dataclass
 class Slot:
     """One variable of a step, and its gradient.
@@ -398,6 +401,6 @@ class Policy:
         return ()
 
     @property
-    def loses_at_shutdown(self) -> bool:
-        """Whether a shutdown would lose gradients, of which rank 0 warns."""
-        return False
+    def lost_at_shutdown(self) -> str:
+        """Say what a shutdown would lose, for a warning; "" for nothing."""
+        return ""

@@ -6,6 +6,7 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -17,7 +18,7 @@ from hvd_ext.options.gradients import GradientOptions
 
 class Outer:
     def get_config(self) -> dict[str, Any]:
-        return {"learning_rate": 0.5}
+        return {"learning_rate": 0.5, "name": "sgd_7"}
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,11 @@ def test_a_codec_that_is_for_gradients_only_is_refused(option: dict[str, Any]) -
         GradientOptions(local_steps=hvd.LocalSteps(4), compression=hvd.TopK(**option))
 
 
+def test_the_comparison_of_the_first_weights_cannot_be_left_out() -> None:
+    with pytest.raises(InvalidError, match=re.escape("check_start (False): with local_steps it must be True")):
+        GradientOptions(local_steps=hvd.LocalSteps(4), check_start=False)
+
+
 def test_something_else_is_refused() -> None:
     with pytest.raises(InvalidError, match=re.escape("local_steps (16): must be a hvd_ext.LocalSteps, or None")):
         GradientOptions(local_steps=16)  # type: ignore[arg-type]
@@ -58,7 +64,7 @@ def test_something_else_is_refused() -> None:
 def test_the_ranks_compare_the_values_and_the_configuration_of_the_outer_optimizer() -> None:
     described = GradientOptions(local_steps=hvd.LocalSteps(4, outer=Outer(), start=2)).described()  # type: ignore[arg-type]
     assert described["LocalSteps' every"] == 4 and described["LocalSteps' start"] == 2
-    assert described["LocalSteps' outer"] == 'Outer {"learning_rate": 0.5}'
+    assert described["LocalSteps' outer"] == 'Outer {"learning_rate": 0.5, "name": ""}'
 
 
 def test_a_command_line_gives_the_number_or_the_fields() -> None:
@@ -103,6 +109,21 @@ def test_fragments_have_about_equal_size_and_keep_the_order() -> None:
         sizes = [sum(one.shape[0] for one in part) for part in parts]
         assert len(parts) == count and max(sizes) - min(sizes) <= 2 * 100
     assert len(divided(variables[:2], 5)) == 2
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
+        keras.optimizers.SGD(loss_scale_factor=8.0),
+        keras.optimizers.SGD(gradient_accumulation_steps=2),
+        keras.layers.Dense(1),
+    ],
+    ids=["scales", "factor", "accumulates", "layer"],
+)
+def test_an_outer_optimizer_that_changes_its_gradients_is_refused(outer: Any) -> None:
+    with pytest.raises(InvalidError, match="LocalSteps, outer .*: must be"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(), local_steps=hvd.LocalSteps(4, outer=outer))
 
 
 def test_what_is_refused_with_it_says_so() -> None:

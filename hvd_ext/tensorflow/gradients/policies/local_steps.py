@@ -5,7 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
     from hvd_ext.tensorflow.gradients.step import Step
 
 # the names of what is saved
-_COUNTS = ("applies", "updates", "taken_at", "flushing")
-_FRAGMENT, _RESIDUALS, _LAYOUT = "fragment", "residuals", "layout"
+_COUNTS = ("applies", "updates", "taken_at")
+_FLUSHING, _GROUP, _FRAGMENT = "flushing", "group", "fragment"
+
+# those whose local steps have begun, for the models whose variables they have
+_living: weakref.WeakSet[LocalGradients] = weakref.WeakSet()
 
 
 class LocalGradients(Policy):
@@ -54,7 +58,7 @@ class LocalGradients(Policy):
             # of calls and of updates; an outer step comes after the same number of them on all ranks, whatever steps a
             # loss scale has skipped
             self._applies, self._updates, self._taken_at = (
-                tf.Variable(0, dtype=tf.int64, trainable=False, name=f"hvd_ext_local_{name}") for name in _COUNTS[:3]
+                tf.Variable(0, dtype=tf.int64, trainable=False, name=f"hvd_ext_local_{name}") for name in _COUNTS
             )
             self._flushing = tf.Variable(False, trainable=False, name="hvd_ext_local_flushing")
 
@@ -89,11 +93,11 @@ class LocalGradients(Policy):
         variables = [step.variables[place] for place in gradients]
 
         def over_hosts() -> list[Any]:
-            return before.reduce(list(gradients.values()), variables, lambda: self.gradients.facts)
+            return before.reduce(list(gradients.values()), variables, lambda: self._compared(variables))
 
-        first = self._updates.read_value() < self._options.start
         if tf.executing_eagerly():
             return dict(zip(gradients, over_hosts(), strict=True))
+        first = self._updates.read_value() < self._options.start
         results = tf.cond(first, over_hosts, lambda: [tf.identity(one) for one in gradients.values()])
         shaped = [tf.ensure_shape(one, own.shape) for one, own in zip(results, gradients.values(), strict=True)]
         return dict(zip(gradients, shaped, strict=True))
@@ -115,7 +119,6 @@ class LocalGradients(Policy):
             due = tf.logical_and(apart, tf.reduce_any(tf.stack([begins, ends, flushing, joins])))
             meet = functools.partial(_meet, fragment, begins, flushing)
             ops.in_order(functools.partial(ops.only_if, due, meet))
-
         with tf.device("CPU:0"):
             self._flushing.assign(tf.logical_and(flushing, tf.logical_not(is_update)), read_value=False)
 
@@ -133,28 +136,35 @@ class LocalGradients(Policy):
         return self._pairs() if int(self._updates.numpy()) > int(self._taken_at.numpy()) else ()
 
     def take_global_weights(self) -> None:
-        """Go on from the variables' values; an outer step under way is dropped."""
+        """Go on from the variables' values; an outer step under way is dropped. All ranks call it, with equal ones."""
         for fragment in self._fragments if self.global_weights else ():
-            fragment.restart()
+            fragment.drop()
+            fragment.take()
+
+    def drop(self) -> None:
+        """Drop the outer steps under way; all ranks call it."""
+        for fragment in self._fragments:
+            fragment.drop()
+
+    def wait(self) -> None:
+        """Wait until the outer steps under way have been reduced, or have failed."""
+        for fragment in self._fragments:
+            fragment.wait()
 
     def save(self) -> Arrays:
         """Copy the global weights, the outer optimizers, what outer steps keep, and the counts."""
-        if self._outer is None:
+        if not self._fragments:
             return {}
-        counts = (self._applies, self._updates, self._taken_at, self._flushing)
-        arrays: Arrays = {name: np.asarray(one.numpy()) for name, one in zip(_COUNTS, counts, strict=True)}
-        arrays[carried.RANKS] = np.array(process_sets.member(self.gradients.asked.process_set, "save").engine.size)
+        job = self.gradients.job
+        arrays: Arrays = {name: np.asarray(one.numpy()) for name, one in zip(_COUNTS, self._counts, strict=True)}
+        arrays[_FLUSHING] = np.asarray(self._flushing.numpy())
+        arrays |= {carried.RANKS: np.array(self._members.engine.size), _GROUP: np.array(job.engine.ranks)}
         for number, fragment in enumerate(self._fragments):
-            arrays |= _under(f"{_FRAGMENT}/{number}", fragment.save())
-        # what follows is that of after the outer steps under way
-        for number, layout in self._outer.save_layouts().items():
-            arrays |= _under(f"{_LAYOUT}/{number}", layout)
-        for number, one in enumerate(self._outer.sets):
-            arrays |= _under(f"{_RESIDUALS}/{number}", one.policy.save())
+            arrays |= {f"{_FRAGMENT}/{number}/{name}": array for name, array in fragment.save().items()}
         return arrays
 
     def load(self, own: Arrays | None, everyone: Everyone) -> None:
-        """Restore what `save` returned; a job of another number of ranks has the state of the first rank."""
+        """Restore what `save` returned; where ranks or hosts were others, go on from the global weights."""
         self._loaded = own, everyone
         if self._fragments:
             self._load()
@@ -169,41 +179,63 @@ class LocalGradients(Policy):
         return [reducer for reducer in (self._outer, self._before) if reducer is not None]
 
     @property
-    def loses_at_shutdown(self) -> bool:
-        """Whether hosts may have made steps that the others do not know."""
-        return bool(self.global_weights)
+    def lost_at_shutdown(self) -> str:
+        """Say what is lost: the state of the outer optimizer, and steps that the other hosts do not know."""
+        if not self.global_weights:
+            return ""
+        return (
+            "the state of outer steps is lost, and the hosts go on from their own weights; save it with "
+            "hvd_ext.callbacks.Checkpoint, or call hvd_ext.flush() and train one more step before shutdown()"
+        )
+
+    @property
+    def _counts(self) -> tuple[tf.Variable, ...]:
+        return self._applies, self._updates, self._taken_at
+
+    @property
+    def _members(self) -> Any:
+        return process_sets.member(self.gradients.asked.process_set, "local_steps")
 
     def _make(self, variables: Sequence[Any]) -> None:
         """Prepare the outer steps, at the first step; all ranks call it."""
-        gradients, options = self.gradients, self._options
-        members = process_sets.member(gradients.asked.process_set, "local_steps")
+        gradients, options, members = self.gradients, self._options, self._members
         first = consensus.exchange(members.engine, f"{gradients.label}: first step", gradients.first_step)[0]
         self._updates.assign(first)
         self._taken_at.assign(max(options.start, first))
 
-        def reducer(what: str, of_reducer: GradientOptions) -> Reducer:
+        def reducer(what: str, of_reducer: GradientOptions, *, agrees_once: bool = False) -> Reducer:
             named = identity.of_optimizer(f"{gradients.label}, {what}", gradients.identity.name)
-            return Reducer(named, of_reducer, waits=gradients.broadcast_follows)
+            return Reducer(named, of_reducer, waits=gradients.broadcast_follows, agrees_once=agrees_once)
 
         # the weights of a checkpoint differ between hosts
         outer = dataclasses.replace(gradients.asked.of_outer_steps, check_start=self._loaded is None)
-        self._outer = reducer("outer steps", outer)
+        self._outer = reducer("outer steps", outer, agrees_once=True)
         if options.start > first and members.engine.size > gradients.job.engine.size:
             self._before = reducer("before local steps", gradients.asked.before_local_steps)
         self._fragments = [
             Fragment(part, self._outer, options, self._compared, self._take_again, self._beside)
             for part in divided(variables, options.fragments)
         ]
+        members.outer_steps.add(self)
+        _living.add(self)
         if self._loaded is not None:
             self._load()
 
     def _load(self) -> None:
-        assert self._loaded is not None and self._outer is not None
+        assert self._loaded is not None
         (own, everyone), self._loaded = self._loaded, None
-        process_set = self.gradients.asked.process_set
-        members = process_sets.member(process_set, "local_steps")
-        label = self.gradients.label
-        saved, same = own, own is not None and int(own[carried.RANKS]) == members.engine.size
+        members, label = self._members, self.gradients.label
+
+        def is_same() -> bool:
+            ranks = self.gradients.job.engine.ranks
+            return (
+                own is not None
+                and int(own[carried.RANKS]) == members.engine.size
+                and tuple(own[_GROUP].tolist()) == tuple(ranks)
+            )
+
+        same = all(consensus.exchange(members.engine, f"{label}: the same hosts", is_same))
+        saved = own
         if not same:
             saved = None
             if members.engine.rank == 0:
@@ -211,36 +243,24 @@ class LocalGradients(Policy):
                     saved = next(iter(everyone()), None)
                 except (HvdExtError, OSError) as error:
                     logger.warning("%s: the global weights are not restored: %s", label, error)
-            saved = broadcast_object(
-                saved, members.engine.ranks[0], name=f"{label}: global weights", process_set=process_set
-            )
+            name, process_set = f"{label}: global weights", self.gradients.asked.process_set
+            saved = broadcast_object(saved, members.engine.ranks[0], name=name, process_set=process_set)
         if saved is None:
             return
-        for name, variable in zip(_COUNTS, (self._applies, self._updates, self._taken_at, self._flushing), strict=True):
+        for name, variable in zip(_COUNTS, self._counts, strict=True):
             variable.assign(saved[name])
-        layouts = {}
+        self._flushing.assign(bool(self._flushing.numpy()) or bool(saved[_FLUSHING]))
         for number, fragment in enumerate(self._fragments):
-            fragment.load(_of(f"{_FRAGMENT}/{number}", saved))
-            layouts[number] = _of(f"{_LAYOUT}/{number}", saved) if same else {}
-        self._outer.restore_layouts({number: layout for number, layout in layouts.items() if layout})
+            part = functools.partial(_of, f"{_FRAGMENT}/{number}/")
+            fragment.load(part(saved), lambda part=part: map(part, everyone()), same=same)
 
-        def residuals(number: int) -> Iterator[Arrays]:
-            return (_of(f"{_RESIDUALS}/{number}", one) for one in everyone())
-
-        kept = [number for number in layouts if _of(f"{_RESIDUALS}/{number}", saved)]
-        self._outer.restore(
-            {
-                number: (
-                    _of(f"{_RESIDUALS}/{number}", own) if same and own is not None else None,
-                    functools.partial(residuals, number),
-                )
-                for number in kept
-            }
-        )
-
-    def _compared(self) -> dict[str, Any]:
-        local = self._options.described().items()
-        return {**self.gradients.facts, **{f"LocalSteps' {name}": value for name, value in local}}
+    def _compared(self, having: Sequence[Any] = ()) -> dict[str, Any]:
+        """Give what the ranks compare; `having`: the variables with a gradient, if these must be the same ones."""
+        return {
+            **self.gradients.facts,
+            **{f"LocalSteps' {name}": value for name, value in self._options.described().items()},
+            "the number of gradients in a step before local steps": len(having),
+        }
 
     def _take_again(self) -> None:
         """Begin local steps once more: weights that differ between hosts are broadcast after this step."""
@@ -254,6 +274,21 @@ class LocalGradients(Policy):
         return [pair for part in self._fragments for pair in zip(part.variables, part.global_weights, strict=True)]
 
 
+def of_variables(variables: Sequence[Any]) -> list[tuple[LocalGradients, list[tuple[Any, Any]]]]:
+    """Find the local steps that have begun and change some of these variables.
+
+    Returns:
+        Each with the pairs of its `global_weights` that are of these variables.
+    """
+    found = []
+    keys = {kinds.key(variable) for variable in variables} if _living else set()
+    for policy in list(_living) if keys else ():
+        pairs = [pair for pair in policy.global_weights if kinds.key(pair[0]) in keys]
+        if pairs:
+            found.append((policy, pairs))
+    return found
+
+
 def _meet(fragment: Fragment, begins: tf.Tensor, flushing: tf.Tensor) -> None:
     """Let a fragment meet the other ranks in the step that runs, and give its variables their new values."""
     weights = [tf.convert_to_tensor(variable) for variable in fragment.variables]
@@ -265,12 +300,8 @@ def _meet(fragment: Fragment, begins: tf.Tensor, flushing: tf.Tensor) -> None:
         variable.assign(tf.ensure_shape(value, weight.shape))
 
 
-def _under(prefix: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
-    return {f"{prefix}/{name}": array for name, array in arrays.items()}
-
-
 def _of(prefix: str, arrays: Arrays) -> Arrays:
-    return {name.removeprefix(f"{prefix}/"): array for name, array in arrays.items() if name.startswith(f"{prefix}/")}
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 POLICY = LocalGradients

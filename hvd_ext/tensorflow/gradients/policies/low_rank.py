@@ -17,7 +17,7 @@ from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.collectives.objects import broadcast_object
 from hvd_ext.tensorflow.gradients import carried, kinds as gradient_kinds, registration
-from hvd_ext.tensorflow.gradients.step import Policy
+from hvd_ext.tensorflow.gradients.step import RESIDUALS_LOST, Policy
 from hvd_ext.tensorflow.skipping import FiniteSteps
 
 if TYPE_CHECKING:
@@ -198,9 +198,9 @@ class LowRankGradients(Policy):
         return [channel for pair in self._channels.values() for channel in pair]
 
     @property
-    def loses_at_shutdown(self) -> bool:
-        """Whether residuals may wait on the ranks."""
-        return bool(self._channels)
+    def lost_at_shutdown(self) -> str:
+        """Say that residuals may wait on the ranks."""
+        return RESIDUALS_LOST if self._channels else ""
 
     def _matrix(self, place: int, rows: int, columns: int, rank: int) -> Matrix:
         first = np.random.default_rng((self._options.seed, place)).standard_normal((columns, rank)).astype(np.float32)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from hvd_ext.job.log import logger
 from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow.gradients import kinds as gradient_kinds
-from hvd_ext.tensorflow.gradients.step import Policy
+from hvd_ext.tensorflow.gradients.step import RESIDUALS_LOST, Policy
 from hvd_ext.tensorflow.gradients.until import Until
 from hvd_ext.tensorflow.topk import correction, residuals
 from hvd_ext.tensorflow.topk.feedback import Feedback
@@ -134,9 +134,10 @@ class TopKGradients(Policy):
                 residuals.scale_velocities(channel, self.gradients.job.engine, factor)
 
     @property
-    def loses_at_shutdown(self) -> bool:
-        """Whether residuals may wait on the ranks."""
-        return self._feedback is not None and any(channel.layout.selected for channel in self.gradients.channels)
+    def lost_at_shutdown(self) -> str:
+        """Say that residuals may wait on the ranks."""
+        waits = self._feedback is not None and any(channel.layout.selected for channel in self.gradients.channels)
+        return RESIDUALS_LOST if waits else ""
 
     def _switch_later(self, channel: Channel, before: Channel | None) -> None:
         """Have a new channel send whole gradients from `until` on, or at once if nothing waits for it."""
