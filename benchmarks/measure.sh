@@ -7,7 +7,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results}
-parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_small training_nine training_deep schedule schedule_bert prices replan skew stragglers stragglers_accuracy stragglers_lstm data cached_pictures lars breakdown recipe topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
+parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_small training_nine training_deep schedule schedule_bert prices replan sent skew stragglers stragglers_accuracy stragglers_lstm data cached_pictures lars breakdown recipe topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
 dense=ring,torus2d,blueconnect,flexreduce,two_level,halving_doubling,tree
 sums=hitopk@0.001:fp16,hitopk@0.01:fp16,gtopk@0.01:fp16,naive_allgather@0.01:fp16,flexreduce:fp16,horovod:fp16 # drawn
 mkdir -p "$folder" out
@@ -128,6 +128,9 @@ for part in $parts; do
         for ranks in 2 4; do
             mpirun --oversubscribe -np $ranks python -m benchmarks.studies.prices "$folder/prices.json" "one host"
         done
+        ;;
+    sent)
+        python -m benchmarks.studies.sent "$folder/sent.json"
         ;;
     replan)
         # about 8 minutes

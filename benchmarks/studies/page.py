@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.studies import prices, replan, skew
+from benchmarks.studies import prices, replan, sent, skew
 from benchmarks.studies.convergence import results as convergence
 from benchmarks.studies.data import cached_pictures, results as data
 from benchmarks.studies.hitopk import results as hitopk
@@ -180,7 +180,10 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     TRAINING: training_markdown,
     BREAKDOWN: breakdown_markdown,
     **{study.BENCHMARK: study.markdown for study in (data, lars, schedule, stragglers, topk)},
-    **{study.BENCHMARK: partial(_behind, _samples, study.markdown) for study in (hitopk, lstm, prices, replan, skew)},
+    **{
+        study.BENCHMARK: partial(_behind, _samples, study.markdown)
+        for study in (hitopk, lstm, prices, replan, sent, skew)
+    },
     **{
         study.BENCHMARK: partial(_behind, _machine, study.markdown)
         for study in (accuracy, cached_pictures, convergence, recipe)
