@@ -321,6 +321,7 @@ class Reducer:
         self._sets: dict[tuple[Any, ...], GradientSet] = {}
         self._job: Runtime | None = None  # see `_members`
         self.used = options
+        self._divisor = 1  # of the gradients of local variables: the number of all ranks, as in an average over them
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -495,12 +496,11 @@ class Reducer:
             with tf.init_scope():
                 self._load(number, every)
         comparison = None if every.start is None or unsure is None else every.start.again(unsure)
-        divisor = self._divisor
         slots = []
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             place = place_of.get(index)
             kind = kinds.LOCAL if place is None else joint[place]
-            slots.append(Slot(variable, kind, kinds.ready(self.label, gradient, variable, kind, divisor), place))
+            slots.append(Slot(variable, kind, kinds.ready(self.label, gradient, variable, kind, self._divisor), place))
         if self._flushing:
             with tf.init_scope():
                 every.policy.flush(self._flushing)
@@ -528,6 +528,8 @@ class Reducer:
         """Return the runtime of the process set; None if this rank is outside of it."""
         if self._job is None or not self._job.running:
             members = process_sets.runtime_of(self.options.process_set)
+            if members is not None and self.options.scale_local_gradients:
+                self._divisor = members.engine.size
             if self.options.local_steps is not None and members is not None:
                 self.used = self.options.within(self._group(members))
             self._job = process_sets.runtime_of(self.used.process_set)
@@ -546,12 +548,6 @@ class Reducer:
             values = consensus.exchange(members.engine, registration.EXCHANGE, own)
             registration.check_facts(values, members.engine.ranks)
             return process_sets.group(self.options.process_set, local.within)
-
-    @property
-    def _divisor(self) -> int:
-        """What gradients of local variables are divided by: the number of all ranks, as in an average over them."""
-        members = process_sets.runtime_of(self.options.process_set)
-        return members.engine.size if members is not None and self.options.scale_local_gradients else 1
 
     def _set(self, job: Runtime, keys: tuple[Any, ...], variables: Sequence[Any]) -> tuple[int, GradientSet]:
         """Return the set of these variables, and its place in `sets`."""
