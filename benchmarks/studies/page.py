@@ -180,13 +180,10 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     TRAINING: training_markdown,
     BREAKDOWN: breakdown_markdown,
     **{study.BENCHMARK: study.markdown for study in (data, lars, schedule, stragglers, topk)},
-    **{
-        study.BENCHMARK: partial(_behind, _samples, study.markdown)
-        for study in (hitopk, lstm, prices, replan, sent, skew)
-    },
+    **{study.BENCHMARK: partial(_behind, _samples, study.markdown) for study in (hitopk, lstm, prices, replan, skew)},
     **{
         study.BENCHMARK: partial(_behind, _machine, study.markdown)
-        for study in (accuracy, cached_pictures, convergence, recipe)
+        for study in (accuracy, cached_pictures, convergence, recipe, sent)
     },
 }
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import hvd_ext
 from benchmarks.studies.__main__ import app
 from benchmarks.studies.convergence import data as data_sets, jobs, plan as studies, results as told
 from benchmarks.studies.convergence.models import build
-from benchmarks.studies.convergence.worker import Task, optimizer, order
+from benchmarks.studies.convergence.worker import Task, optimizer, order, timed_steps
 from hvd_ext.bench import results
 from hvd_ext.bench.sampling import EVENTS, emit
 from hvd_ext.errors import InvalidError
@@ -65,7 +66,11 @@ def finish_all(folder: Path, study: studies.Study) -> None:
 
 @pytest.mark.parametrize(
     ("name", "models", "optimizer"),
-    [("convergence", {"cnn", "vgg", "transformer"}, "sgd"), ("convergence_lars", {"cnn", "vgg"}, "lars")],
+    [
+        ("convergence", {"cnn", "vgg", "transformer"}, "sgd"),
+        ("convergence_lars", {"cnn", "vgg"}, "lars"),
+        ("convergence_sending", {"cnn"}, "sgd"),
+    ],
 )
 def test_the_plans_of_the_repository_are_whole(name: str, models: set[str], optimizer: str):
     study = studies.read(ROOT / "benchmarks" / f"{name}.yaml")
@@ -74,10 +79,9 @@ def test_the_plans_of_the_repository_are_whole(name: str, models: set[str], opti
     assert len(study.seeds) >= 3
     assert sum(study.hosts) >= 4
     assert len(study.hosts) >= 2
-    import hvd_ext
-
     for setting in study.settings.values():
         hvd_ext.TopK(**setting.topk)
+        assert not setting.local or hvd_ext.LocalSteps(**setting.local)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +100,10 @@ def test_the_plans_of_the_repository_are_whole(name: str, models: set[str], opti
         ("{density: 0.01}", "{density: 0.01, until: 400}", "say until beside topk"),
         ("warmup: 0.5", "warmup: 0.5, until: 0.5", "warmup must end before until"),
         ("warmup: 0.5", "until: 1.0", "settings.hitopk.until"),
+        ("  dense: {}", "  dense: {codec: 'quantized:3'}", "codec 'quantized:3': Quantized, bits"),
+        ("  dense: {}", "  dense: {peer: 'jax'}", "settings.dense.peer"),
+        ("  dense: {}", "  dense: {peer: 'pytorch'}", "it trains the model cnn only"),
+        ("  dense: {}", "  dense: {peer: 'pytorch', local: {every: 2}}", "takes no topk, codec and local"),
         ("  dense:", "  den/se:", "letters"),
         ("hosts: [2, 1]", "hosts: [", "cannot be read"),
     ],
@@ -317,6 +325,24 @@ def test_the_first_weights_depend_on_the_seed_alone():
         weights.append(np.concatenate([np.ravel(part) for part in build("vgg", (16, 16, 3), 3, 5, 2).get_weights()]))
     assert np.array_equal(weights[0], weights[1])
     assert not np.array_equal(weights[0], weights[2])
+
+
+def test_local_steps_and_a_compression_are_those_of_the_setting():
+    recipe = {"learning_rate": 0.5, "momentum": 0.75, "nesterov": True}
+    how = {"algorithm": "auto", "topk": {}, "warmup": 0, "codec": "fp16", "local": {"every": 4, "outer": None}}
+    options = optimizer({"recipe": recipe, "how": how, "seed": 1}, 100)._hvd_ext.reducer.options
+    assert options.compression is hvd_ext.Compression.fp16
+    assert options.local_steps == hvd_ext.LocalSteps(4, outer=None)
+    assert [timed_steps(9, every) for every in (1, 16, 64, 100)] == [9, 192, 192, 300]
+
+
+def test_a_peer_needs_its_python(plan: Path, tmp_path: Path):
+    plan.write_text(
+        PLAN.replace("  dense: {}", "  dense: {peer: pytorch}").replace("  transformer:", "#  transformer:")
+    )
+    study = studies.read(plan)
+    with pytest.raises(InvalidError, match="cnn_dense_time.*give --pytorch, a Python that has PyTorch"):
+        jobs.train(study, studies.runs_of(study, settings=["dense"]), tmp_path, {}, lambda kind, event: None)
 
 
 @pytest.mark.parametrize("name", ["", "sgd", "lars"])
