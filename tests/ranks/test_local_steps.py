@@ -14,7 +14,8 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import HvdExtError, MismatchError
-from hvd_ext.job import runtime
+from hvd_ext.job import consensus, runtime
+from hvd_ext.tensorflow.gradients import registration
 from tests.ranks.compare import assert_equal
 from tests.ranks.topk_jobs import hosts_of, restart
 from tests.ranks.training import assert_same_bits_on_all_ranks, checkpoint, shared, values
@@ -404,15 +405,25 @@ def test_weights_that_one_rank_has_loaded_are_sent_to_all() -> None:
     assert_same_bits_on_all_ranks([one for _, one in policy_of(trained.optimizer).global_weights])
 
 
-def test_outer_steps_of_two_optimizers_beside_training_meet_their_own() -> None:
-    lists = [variables(), variables()]
+def test_outer_steps_of_two_optimizers_beside_training_meet_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    lists, names, exchange = [variables(), variables()], [], consensus.exchange
     optimizers = [optimizer_of(hvd.LocalSteps(2, overlap=1)) for _ in lists]
+
+    def noted(engine: Any, name: str, make: Any) -> Any:
+        if engine is runtime.current().engine:
+            names.append(name)
+        return exchange(engine, name, make)
+
     for number in range(12):
         own = [tf.constant(one) for one in gradients(hvd.rank(), number)]
         for optimizer, weights in zip(optimizers, lists, strict=True):
             optimizer.apply(own, weights)
+        if number == 1:
+            monkeypatch.setattr(consensus, "exchange", noted)
     for optimizer in optimizers:
         assert_same_bits_on_all_ranks([one for _, one in policy_of(optimizer).global_weights])
+    # exchanges of this name are matched by their order, and threads have none
+    assert registration.EXCHANGE not in names and (names or hvd.size() == 1)
 
 
 def test_a_fragment_gets_its_own_residuals_wherever_training_was_saved() -> None:
