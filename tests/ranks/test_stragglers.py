@@ -328,7 +328,7 @@ def test_catch_up_and_flush_say_what_they_are_for() -> None:
     plain = hvd.DistributedOptimizer(keras.optimizers.SGD())
     with pytest.raises(InvalidError, match="catch_up .*must be an optimizer .* with sync= or delay=1"):
         hvd.catch_up(plain)
-    with pytest.raises(InvalidError, match="flush .*must be an optimizer .* or sync="):
+    with pytest.raises(InvalidError, match="flush .*must be an optimizer .* sync= or local_steps="):
         hvd.flush(plain)
     late = hvd.DistributedOptimizer(keras.optimizers.SGD(), sync="solo")
     assert hvd.catch_up(late) == 0
