@@ -32,6 +32,7 @@ class TapeArguments(faces.Arguments):
         False, "must be False, because it is about backward_passes_per_step."
     )
     check_every: Literal[0] = option(0, "must be 0, because a tape does not see the weights change.")
+    local_steps: None = option(None, "must be None, because a tape does not see the weights change.")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

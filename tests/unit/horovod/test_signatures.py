@@ -46,7 +46,7 @@ HOROVOD = {
     if inspect.isfunction(getattr(hvd, name, None)) and name not in {*FACES, "init"}
 }
 # What a tape cannot do, and refuses in words.
-NOT_OF_TAPES = {"backward_passes_per_step", "average_aggregated_gradients", "check_every"}
+NOT_OF_TAPES = {"backward_passes_per_step", "average_aggregated_gradients", "check_every", "local_steps"}
 
 
 def public() -> Iterator[tuple[str, Callable[..., Any]]]:
