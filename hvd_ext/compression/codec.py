@@ -37,6 +37,13 @@ class Described:
         """Return the options by name as plain values, so that the ranks can compare them."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
+    def _check_whole(self, **least: int) -> None:
+        """Raise `InvalidError` if an option, by name, is no whole number from this one on."""
+        for field, first in least.items():
+            value = getattr(self, field)
+            if not is_whole(value) or value < first:
+                raise InvalidError(f"{type(self).__name__}, {field} ({value!r}): must be a whole number from {first}")
+
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Read options from a command line.

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from hvd_ext.compression.codec import Codec, Described, is_number, is_whole
+from hvd_ext.compression.codec import Codec, Described, is_number
 from hvd_ext.errors import InvalidError
 
 
@@ -59,10 +59,7 @@ class LowRank(Described):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for field, least in (("rank", 1), ("start", 0), ("seed", 0)):
-            value = getattr(self, field)
-            if not is_whole(value) or value < least:
-                raise InvalidError(f"LowRank, {field} ({value!r}): must be a whole number from {least}")
+        self._check_whole(rank=1, start=0, seed=0)
         if not is_number(self.saving) or self.saving < 0:
             raise InvalidError(f"LowRank, saving ({self.saving!r}): must be a number from 0")
 

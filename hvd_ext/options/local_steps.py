@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hvd_ext.compression.codec import Described, is_whole
+from hvd_ext.compression.codec import Described
 from hvd_ext.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ class LocalSteps(Described):
     Pass it to `hvd_ext.DistributedOptimizer` as `local_steps` (DiLoCo, Douillard et al. 2023; post-local SGD, Lin et
     al. 2020). A step reduces gradients over the ranks of a host. After `every` update steps comes an *outer step*: all
     ranks reduce the change of their weights since the last outer step, and the optimizer `outer` applies its average to
-    the *global weights*, from which all hosts go on. The `compression` of the wrapped optimizer is that of the changes,
-    whose steps are outer steps; inside a host gradients are sent whole. The optimizer's own state (momentum) stays with
-    the host.
+    the *global weights*, from which all hosts continue. The `compression` of the wrapped optimizer is that of the
+    changes, whose steps are outer steps; inside a host gradients are sent whole. The optimizer's own state (momentum)
+    stays with the host.
 
     Evaluation, prediction, saved models and `get_weights` have the global weights; see `hvd_ext.local_weights`.
 
@@ -85,10 +85,7 @@ class LocalSteps(Described):
     overlap: int = 0
 
     def __post_init__(self) -> None:
-        for field, least in (("every", 1), ("start", 0), ("fragments", 1), ("overlap", 0)):
-            value = getattr(self, field)
-            if not is_whole(value) or value < least:
-                raise InvalidError(f"LocalSteps, {field} ({value!r}): must be a whole number from {least}")
+        self._check_whole(every=1, start=0, fragments=1, overlap=0)
         if self.fragments > self.every:
             raise InvalidError(
                 f"LocalSteps, fragments ({self.fragments}): must be at most `every` ({self.every}), so that each has a "

@@ -107,7 +107,7 @@ def assign(listed: Sequence[keras.Variable], values: dict[str, np.ndarray], subj
 
 def save(model: keras.Model, folder: Path) -> str:
     """Write a model and its optimizers for plain Keras: model.keras, or without a configuration model.weights.h5."""
-    with local_weights():  # training goes on from them
+    with local_weights():  # training resumes from them
         try:
             model.save(folder / "model.keras")
         except (NotImplementedError, TypeError):

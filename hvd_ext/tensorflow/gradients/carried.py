@@ -37,9 +37,19 @@ def numpy_dtype(tensor: Tensor) -> Any:
     return tf.as_dtype(tensor.dtype).as_numpy_dtype
 
 
+def storable(array: np.ndarray) -> np.ndarray:
+    """Return an array as files hold it: bfloat16 as its bits."""
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def under(prefix: str, arrays: Arrays) -> Arrays:
+    """Return the arrays whose names begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
 def named(number: int, tensor: Tensor, array: np.ndarray) -> Arrays:
-    """Return the entry of a tensor, by its number in the channel; bfloat16 as its bits."""
-    return {f"{number}/{tensor.name}": array.view(np.uint16) if array.dtype.name == "bfloat16" else array}
+    """Return the entry of a tensor, by its number in the channel."""
+    return {f"{number}/{tensor.name}": storable(array)}
 
 
 def by_number(channel: Channel, arrays: Arrays) -> dict[int, np.ndarray]:

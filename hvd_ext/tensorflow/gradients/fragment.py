@@ -15,7 +15,7 @@ import tensorflow as tf
 from hvd_ext.errors import HvdExtError
 from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow import ops
-from hvd_ext.tensorflow.gradients import kinds
+from hvd_ext.tensorflow.gradients import carried, kinds
 from hvd_ext.tensorflow.skipping import FiniteSteps
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Fragment:
 
     @ops.plain
     def meet(self, begins: tf.Tensor, flushing: tf.Tensor, *weights: tf.Tensor) -> list[tf.Tensor]:
-        """Begin an outer step or end the one under way; at the first call, only join the other ranks if that is due.
+        """Join the other ranks if that is still due; then begin an outer step, or end the one under way.
 
         Args:
             begins: whether an outer step begins.
@@ -150,7 +150,11 @@ class Fragment:
             parts[_OUTER] = self._outer.variables
         if self._change is not None and self._sent is not None:
             parts |= {_SENT: self._sent, _CHANGE: self._change.result()}
-        saved = {f"{part}/{number}": _array(one) for part, values in parts.items() for number, one in enumerate(values)}
+        saved = {
+            f"{part}/{number}": carried.storable(np.asarray(one.numpy()))
+            for part, values in parts.items()
+            for number, one in enumerate(values)
+        }
         if self._list is not None:
             saved |= {_LAYOUT + name: array for name, array in self._list.save_layout().items()}
             saved |= {_RESIDUALS + name: array for name, array in self._list.policy.save().items()}
@@ -183,13 +187,13 @@ class Fragment:
             self._change = _done(change)
         if not same:
             self.give()
-        layout = _under(_LAYOUT, arrays)
+        layout = carried.under(_LAYOUT, arrays)
         if same and layout:
             self._list.load_layout(layout)
-        residuals = _under(_RESIDUALS, arrays)
+        residuals = carried.under(_RESIDUALS, arrays)
         if residuals and self._list.policy.keeps:
             self._list.policy.load(
-                residuals if same else None, lambda: (_under(_RESIDUALS, of_rank) for of_rank in everyone())
+                residuals if same else None, lambda: (carried.under(_RESIDUALS, of_rank) for of_rank in everyone())
             )
 
     def _mean(self, changes: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -245,15 +249,6 @@ def _done(value: list[tf.Tensor]) -> concurrent.futures.Future[list[tf.Tensor]]:
     future: concurrent.futures.Future[list[tf.Tensor]] = concurrent.futures.Future()
     future.set_result(value)
     return future
-
-
-def _under(prefix: str, arrays: Arrays) -> Arrays:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
-
-def _array(value: Any) -> np.ndarray:
-    array = np.asarray(value.numpy())
-    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
 def _value(array: np.ndarray, like: Any) -> tf.Tensor:

@@ -383,14 +383,6 @@ class Policy:
         return [tf.convert_to_tensor(variable) for variable in variables]
 
     @property
-    def global_weights(self) -> Sequence[tuple[Any, Any]]:
-        """Pairs of a variable and another one with the value that evaluation and files have in its place."""
-        return ()
-
-    def take_global_weights(self) -> None:
-        """Make the variables' values those that evaluation and files have; all ranks call it with equal ones."""
-
-    @property
     def channels(self) -> Sequence[Channel]:
         """The channels that the policy has opened besides those of the list."""
         return ()

@@ -136,7 +136,7 @@ class LocalGradients(Policy):
         return self._pairs() if int(self._updates.numpy()) > int(self._taken_at.numpy()) else ()
 
     def take_global_weights(self) -> None:
-        """Go on from the variables' values; an outer step under way is dropped. All ranks call it, with equal ones."""
+        """Continue from the variables' values, equal on all ranks, which all call it; drop outer steps under way."""
         for fragment in self._fragments if self.global_weights else ():
             fragment.drop()
             fragment.take()
@@ -164,7 +164,7 @@ class LocalGradients(Policy):
         return arrays
 
     def load(self, own: Arrays | None, everyone: Everyone) -> None:
-        """Restore what `save` returned; where ranks or hosts were others, go on from the global weights."""
+        """Restore what `save` returned; where ranks or hosts were others, continue from the global weights."""
         self._loaded = own, everyone
         if self._fragments:
             self._load()
@@ -184,7 +184,7 @@ class LocalGradients(Policy):
         if not self.global_weights:
             return ""
         return (
-            "the state of outer steps is lost, and the hosts go on from their own weights; save it with "
+            "the state of outer steps is lost, and the hosts continue from their own weights; save it with "
             "hvd_ext.callbacks.Checkpoint, or call hvd_ext.flush() and train one more step before shutdown()"
         )
 
@@ -251,7 +251,7 @@ class LocalGradients(Policy):
             variable.assign(saved[name])
         self._flushing.assign(bool(self._flushing.numpy()) or bool(saved[_FLUSHING]))
         for number, fragment in enumerate(self._fragments):
-            part = functools.partial(_of, f"{_FRAGMENT}/{number}/")
+            part = functools.partial(carried.under, f"{_FRAGMENT}/{number}/")
             fragment.load(part(saved), lambda part=part: map(part, everyone()), same=same)
 
     def _compared(self, having: Sequence[Any] = ()) -> dict[str, Any]:
@@ -298,10 +298,6 @@ def _meet(fragment: Fragment, begins: tf.Tensor, flushing: tf.Tensor) -> None:
         new = tf.py_function(fragment.meet, [begins, flushing, *weights], [weight.dtype for weight in weights])
     for variable, value, weight in zip(fragment.variables, new, weights, strict=True):
         variable.assign(tf.ensure_shape(value, weight.shape))
-
-
-def _of(prefix: str, arrays: Arrays) -> Arrays:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 POLICY = LocalGradients
