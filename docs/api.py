@@ -95,6 +95,11 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("errors.HvdExtError", "errors.*"),
     ),
     (
+        "Elastic jobs",
+        "[elastic.md](elastic.md) shows how to use them.",
+        ("elastic.run", "elastic.*"),
+    ),
+    (
         "For scripts of Horovod's",
         "[migration.md](migration.md) has every name of Horovod's. `hvd_ext.tensorflow` and `hvd_ext.keras` have the "
         "names of this page too; `hvd_ext.keras` has four collectives with the order of arguments of Horovod's Keras "
@@ -102,7 +107,7 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         (
             *("broadcast_global_variables", "broadcast_", "start_timeline", "stop_timeline", "mpi_enabled"),
             *("mpi_built", "mpi_threads_supported", "gloo_enabled", "gloo_built", "nccl_built", "ddl_built"),
-            *("ccl_built", "cuda_built", "rocm_built", "keras.*", "Adasum", "join", "elastic"),
+            *("ccl_built", "cuda_built", "rocm_built", "keras.*", "Adasum", "join"),
         ),
     ),
 )

@@ -28,6 +28,7 @@ def _listed() -> dict[str, str]:
 _NAMES = _listed()
 _MODULES = {
     "callbacks": "hvd_ext.keras.callbacks",
+    "elastic": "hvd_ext.elastic",
     "optimizers": "hvd_ext.keras.optimizers",
     "errors": "hvd_ext.errors",
 }

@@ -5,6 +5,7 @@
 
 from hvd_ext import (
     data as data,
+    elastic as elastic,
     errors as errors,
     keras as keras,
     runner as runner,
@@ -84,7 +85,6 @@ from hvd_ext.options import (
 from hvd_ext.options.local_steps import LocalSteps as LocalSteps
 from hvd_ext.options.unsupported import (
     Adasum as Adasum,
-    elastic as elastic,
     join as join,
 )
 from hvd_ext.runner import run as run

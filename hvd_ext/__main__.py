@@ -1,4 +1,4 @@
-"""The commands of `python -m hvd_ext`: doctor, build, bench, plan, probe, simulate, trace, cluster and others."""
+"""The commands of `python -m hvd_ext`: doctor, build, run, bench, plan, probe, simulate, trace and others."""
 
 from __future__ import annotations
 
@@ -112,6 +112,10 @@ def install_horovod(
 
 # What these commands import takes time, so that each is a module of its own, which gets all arguments.
 FORWARDED = {
+    "run": (
+        "hvd_ext.commands.run",
+        "Run an elastic job, which continues when workers are lost, and uses hosts that are added: `run --help`.",
+    ),
     "bench": ("hvd_ext.bench.cli", "Measure collectives beside MPI and Horovod: `bench allreduce --help`."),
     "plan": (
         "hvd_ext.commands.plan",
@@ -143,7 +147,7 @@ FORWARDED = {
 def _forward(name: str, module: str, words: str) -> None:
     # the command that a cluster runs may have options of its own
     settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-    settings["allow_interspersed_args"] = name != "cluster"
+    settings["allow_interspersed_args"] = name not in ("cluster", "run")
 
     @app.command(name, help=words, context_settings=settings)
     def forward(context: typer.Context) -> None:

@@ -161,8 +161,11 @@ _CALLBACK_ROWS = (
     ),
 )
 
-_ELASTIC_ROWS = tuple(
-    Row("Elastic", f"elastic.{name}", "", REFUSED, unsupported.INSTEAD["elastic"]) for name in unsupported.Elastic.NAMES
+_ELASTIC_ROWS = (
+    *same("Elastic", "elastic.run elastic.run_fn elastic.ObjectState elastic.TensorFlowState"),
+    *same("Elastic", "elastic.TensorFlowKerasState elastic.KerasState elastic.CommitStateCallback"),
+    *same("Elastic", "elastic.UpdateBatchStateCallback", "`state.batch` is the number of batches done"),
+    *same("Elastic", "elastic.UpdateEpochStateCallback elastic.HorovodInternalError"),
 )
 
 ROWS = (*_OPTIMIZER_ROWS, *_TAPE_ROWS, *_CALLBACK_ROWS, *_ELASTIC_ROWS)

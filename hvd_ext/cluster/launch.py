@@ -119,6 +119,7 @@ def environment(state: State) -> dict[str, str]:
     variables.update(
         state.environment,
         HVD_EXT_LAUNCHER=shlex.join(words),
+        HVD_EXT_RSH=str(Path(state.folder) / "agent"),
         # Another rehearsal calls its hosts the same and has other links.
         HVD_EXT_CACHE=str(Path(state.folder) / "cache"),
         HVD_EXT_TOPOLOGY=variables.get("HVD_EXT_TOPOLOGY") or str(Path(state.folder) / "topology.yaml"),

@@ -14,7 +14,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 _LOG = logging.getLogger("hvd_ext")
 
@@ -24,6 +24,32 @@ MARK = "_hvd_ext"
 # Data sets that give one element for each of their inputs', in their order. Behind others, what stands in for a step
 # that is skipped may arrive at another place, and be trained on.
 _ONE_TO_ONE = ("Map", "ParallelMap", "Prefetch", "Options", "AssertCardinality", "Take", "Repeat", "Zip", "Model")
+
+
+class Again(NamedTuple):
+    """An epoch whose rest was divided among other ranks than its begin.
+
+    Attributes:
+        epoch: from 0.
+        step: with which the rest begins.
+        position: how many of the epoch's samples came before, on all ranks.
+    """
+
+    epoch: int
+    step: int
+    position: int
+
+
+class Division(Protocol):
+    """How the samples of an epoch are divided; `hvd_ext.data.steps.Steps`."""
+
+    def divide_again(self, epoch: int, position: int, parts: int) -> Again:
+        """Divide the rest of an epoch."""
+        ...
+
+    def position_of(self, epoch: int, step: int) -> int:
+        """Give the number of samples that come before a step."""
+        ...
 
 
 class DataCursor:
@@ -36,9 +62,13 @@ class DataCursor:
         parts: the number of parts of the order (tf_ops/cache/order.h).
         kept: what a checkpoint keeps besides the parts; None: nothing, because each rank has data of its own.
         rank: of those that share the samples.
+        division: of the samples; None where only the number of steps is known.
+        again: the epoch whose rest was divided again; None if there is none.
     """
 
     loop: ClassVar[Cursors]
+    division: Division | None = None
+    again: Again | None = None
 
     def __init__(self, name: str, steps: int, parts: int, kept: Mapping[str, int] | None = None, rank: int = 0) -> None:
         self.name, self.steps, self.parts, self.kept, self.rank = name, steps, parts, kept, rank
@@ -134,6 +164,11 @@ class Cursors:
             _compare(cursor, saved)
             cursor.parts = saved["parts"]
 
+    def items(self) -> list[tuple[str, DataCursor]]:
+        """Give the cursors by their names."""
+        with self._lock:
+            return list(self._by_name.items())
+
     def get(self) -> dict[str, dict[str, int]]:
         """Give what a checkpoint keeps of each data set, by names; all ranks that share data have the same."""
         with self._lock:
@@ -179,6 +214,11 @@ def begin_epoch(iterator: Any, epoch: int, batches: int | None, skipped: int = 0
             first = epoch // epochs * passes * steps + epoch % epochs * batches
         cursor.set(*divmod(first, steps), skipped=skipped if all(ways) else 0, readers=len(ways))
     return list(cursors)
+
+
+def cursors_of(data: Any) -> list[DataCursor]:
+    """Give the cursors of the data sets that a data set reads, each once."""
+    return list(dict(_cursors_of(data)))
 
 
 def begin_validation(iterator: Any) -> None:

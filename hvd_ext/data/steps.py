@@ -9,11 +9,13 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_ext.data import native
-from hvd_ext.data.cursor import MARK, DataCursor
+from hvd_ext.data.cursor import MARK, Again, DataCursor
 from hvd_ext.errors import InvalidError
 from hvd_ext.tensorflow.ops import plain
 
-_BEGUN = tf.TensorSpec([4], tf.int64)  # first step, steps that are skipped, parts of the order, samples of this rank
+# first step, steps that are skipped, parts of the order, samples of this rank; of an epoch that was divided again: its
+# number, the step from which on it is, the position of that step, and this rank's samples in it
+_BEGUN = tf.TensorSpec([8], tf.int64)
 # (samples' numbers, int64 [n]; their seeds, int32 [n, 2]; the parts of the order, int64) -> a batch
 Read = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Any]
 
@@ -74,6 +76,7 @@ class Steps:
         self.number = self._number_of(self._planned)
         kept = {"samples": samples, "samples of a step": batch_size * size, "seed": seed}
         self.cursor = DataCursor(name, self.number, parts, kept if elements is None else None, rank)
+        self.cursor.division = self
 
     def batches(self, read: Read, spec: Any, begin: Callable[[], object] = lambda: None) -> tf.data.Dataset:
         """Give a data set of the batches of all steps of an epoch; each iterator is one for the next epoch.
@@ -93,7 +96,9 @@ class Steps:
             elements = self._elements_of(parts)
             if self._number_of(elements) != self.number:  # Keras knows the number of steps already
                 elements = self._planned
-            return np.array([first, skipped, parts, elements], np.int64)
+            again = self.cursor.again or Again(-1, 0, 0)
+            left = again.step * self._batch_size + self._left_of(again.position, parts)
+            return np.array([first, skipped, parts, elements, again.epoch, again.step, again.position, left], np.int64)
 
         def start(_: tf.Tensor) -> tf.Tensor:
             return tf.ensure_shape(tf.numpy_function(begun, [], tf.int64), _BEGUN.shape)
@@ -103,7 +108,7 @@ class Steps:
             first, skipped, parts, elements = (begun[place] for place in range(4))
 
             def batch(step: tf.Tensor) -> Any:
-                return read(*self._samples_of(step, parts, elements), parts)
+                return read(*self._samples_of(step, parts, elements, begun[4:]), parts)
 
             def repeated(step: tf.Tensor) -> tf.data.Dataset:
                 return _as(spec, tf.data.Dataset.from_tensors(tuple(tf.nest.flatten(batch(step))))).repeat(skipped)
@@ -119,18 +124,43 @@ class Steps:
         setattr(dataset, MARK, self.cursor)
         return dataset
 
-    def _samples_of(self, step: tf.Tensor, parts: tf.Tensor, elements: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def divide_again(self, epoch: int, position: int, parts: int) -> Again:
+        """Divide what is left of an epoch among the ranks, the last steps of the epoch having it.
+
+        Args:
+            epoch: from 0.
+            position: how many of the epoch's samples are done, on all ranks.
+            parts: of the order.
+        """
+        steps = self._number_of(self._left_of(position, parts))
+        return Again(epoch, max(0, self.number - steps), position)
+
+    def position_of(self, epoch: int, step: int) -> int:
+        """Give how many samples of an epoch are done on all ranks when so many of its steps are."""
+        again = self.cursor.again
+        if again is None or again.epoch != epoch:
+            again = Again(epoch, 0, 0)
+        return min(again.position + max(0, step - again.step) * self._batch_size * self._size, self._samples)
+
+    def _samples_of(
+        self, step: tf.Tensor, parts: tf.Tensor, elements: tf.Tensor, again: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Give the numbers and seeds of the samples of a step, which is counted through all epochs.
 
         Args:
             step: int64 [].
             parts: of the order, int64 [].
             elements: the number of this rank's samples in an epoch, int64 [].
+            again: the rest of `_BEGUN`, int64 [4].
         """
-        epoch, first = step // self.number, step % self.number * self._batch_size
+        epoch, of_epoch = step // self.number, step % self.number
+        is_again = tf.cast(tf.equal(epoch, again[0]), tf.int64)
+        before = is_again * again[2] - is_again * again[1] * self._batch_size * self._size
+        elements = is_again * again[3] + (1 - is_again) * elements
+        first = of_epoch * self._batch_size
         count = self._batch_size if self._steps is not None else tf.minimum(first + self._batch_size, elements) - first
         mine = (first + tf.range(count, dtype=tf.int64)) % elements
-        places = (mine * self._size + self._rank) % self._samples
+        places = (before + mine * self._size + self._rank) % self._samples
         numbers, seeds = native.epoch_order(places, self._seed, epoch, self._samples, parts, shuffle=self._shuffle)
         return tf.ensure_shape(numbers, [self.rows]), tf.ensure_shape(seeds, [self.rows, 2])
 
@@ -139,6 +169,13 @@ class Steps:
         if self._elements is not None:
             return self._elements
         return len(range(self._rank, used(self._samples, parts, self._size, self._remainder), self._size))
+
+    def _left_of(self, position: int, parts: int) -> int:
+        """Give the number of this rank's samples in the part of an epoch behind a position."""
+        if self._elements is not None:
+            return max(0, self._elements - position)
+        left = used(self._samples, parts, 1, self._remainder) - position
+        return len(range(self._rank, used(max(0, left), 1, self._size, self._remainder), self._size))
 
     def _number_of(self, elements: int) -> int:
         if self._steps is not None:

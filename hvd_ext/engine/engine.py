@@ -35,7 +35,7 @@ class Statistics(NamedTuple):
 
 
 class Engine(PartialChannels):
-    """A running engine; made by `start_mpi`, `start_local` or `start_set`."""
+    """A running engine; made by `start_mpi`, `start_mesh`, `start_local` or `start_set`."""
 
     def __init__(self, generation: int, rank: int, ranks: Sequence[int]) -> None:
         """Use `start_mpi`, `start_local` or `start_set`."""
@@ -134,6 +134,19 @@ def start_local(options: Options) -> Engine:
     number = ctypes.c_int64()
     _call("hvd_ext_start_local", ctypes.byref(_config(options)), ctypes.byref(number))
     return Engine(number.value, 0, (0,))
+
+
+def start_mesh(options: Options, rank: int, sockets: Sequence[int]) -> Engine:
+    """Start the engine without MPI, on connections that are made; raises as `start_mpi`.
+
+    Args:
+        options: as for `start_mpi`.
+        rank: this rank.
+        sockets: the descriptor of a connection with each rank, and anything for this one; the engine closes them.
+    """
+    number, descriptors = ctypes.c_int64(), native.int32s(sockets)
+    _call("hvd_ext_start_mesh", ctypes.byref(_config(options)), rank, descriptors, len(sockets), ctypes.byref(number))
+    return Engine(number.value, rank, range(len(sockets)))
 
 
 def start_set(job: Engine, ranks: Sequence[int], number: int, options: Options) -> Engine:

@@ -22,7 +22,9 @@ _TYPES: dict[str, Any] = {
     "void*": ctypes.c_void_p,
 }
 # what is called before a step, with the channel and the step's number
+# what C calls: before a step, with its channel and number; and with a channel that has stopped
 AT_STEP = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
+ON_STOPPED = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 # A line's word, and what both languages read of it: a struct's name, or a field's type and name.
 _LINE = re.compile(r"^HVD_EXT_(STRUCT|END|FIELD|TYPED|COUNT|LIST)\(([^,)]+)(?:, (\w+))?", re.MULTILINE)
 _FUNCTION = re.compile(r"^([a-z][\w *]*?)(hvd_ext_\w+)\((.*?)\);", re.MULTILINE | re.DOTALL)
@@ -62,7 +64,7 @@ def signatures(header: str, structs: Mapping[str, type[ctypes.Structure]]) -> di
         for words in re.split(r",\s*(?![^(]*\))", parameters) if parameters != "void" else ():
             parameter = _PARAMETER.fullmatch(words)
             if parameter is None:
-                arguments.append(AT_STEP)  # the only pointer to a function
+                arguments.append(AT_STEP if "," in words else ON_STOPPED)  # the only pointers to functions
             else:
                 arguments.append(_type(parameter[1] + "*" * bool(parameter[2]), name, structs))
         found[name] = _type(result, name, structs), arguments

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hvd_ext import options
 from hvd_ext.engine import engine
 from hvd_ext.errors import InvalidError, TopologyError
-from hvd_ext.job import consensus, rank_lists, runtime
+from hvd_ext.job import consensus, membership, rank_lists, runtime
 
 if TYPE_CHECKING:
     from hvd_ext.topology.tree import Tree
@@ -47,8 +47,13 @@ def joined(running: engine.Engine, settings: options.Options, comm: Any) -> runt
     if tree is None:
         from hvd_ext.job import network
 
+        settings = settings.replace(topology=None)  # that it was given may be of another world
         network_of_job = network.of_job(running, hosts, settings)
         return runtime.Runtime(running, network_of_job.tree, settings, hosts, network_of_job)
+    if membership.session() is not None:
+        from hvd_ext.job import network
+
+        network.remember(hosts, tree)
     return runtime.Runtime(running, tree, settings, hosts)
 
 
@@ -70,6 +75,17 @@ def _check_all_ranks(comm: Any, running: engine.Engine) -> None:
 
 
 def _given_tree(settings: options.Options, size: int) -> Tree | None:
+    """Return the topology that was given; None without one, or where a later world has another number of ranks."""
+    session = membership.session()
+    try:
+        return _read_tree(settings, size)
+    except TopologyError:
+        if session is None or session.world <= 0:
+            raise
+        return None
+
+
+def _read_tree(settings: options.Options, size: int) -> Tree | None:
     if settings.topology is None:
         return None
     if isinstance(settings.topology, (str, os.PathLike)):

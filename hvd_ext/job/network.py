@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 ASSUMED, KEPT, MEASURED = "assumed", "kept", "measured"
 
+_seen: dict[tuple[str, ...], Tree] = {}  # what this process has measured or read, by the hosts of the ranks
+
 
 @dataclass(frozen=True)
 class Network:
@@ -56,8 +58,12 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
     def known() -> dict[str, Any]:
         # Only rank 0 looks for a file, because hosts may have different ones.
         entry = None
-        if engine.rank == 0 and options.probe != "refresh":
-            entry = probe_cache.find(key, probe_cache.folder(options))
+        if engine.rank == 0 and (before := _seen_before(hosts)) is not None:
+            entry = before, "as before"
+        elif engine.rank == 0 and options.probe != "refresh":
+            found = probe_cache.find(key, probe_cache.folder(options))
+            again = "HVD_EXT_PROBE=refresh measures again"
+            entry = None if found is None else (found[0], f"measured on {found[1]}, {again}")
         return {"cores": cores.seen(), "kept": None if entry is None else (write.text(entry[0]), entry[1])}
 
     answers = consensus.exchange(engine, "network", known)
@@ -65,13 +71,37 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
     if answers[0]["kept"] is None:
         links = _measured(engine, hosts, options, key, cores_of)
     else:
-        text, day = answers[0]["kept"]
+        text, origin = answers[0]["kept"]
         tree = read.parse(text, "of the cache", engine.size)
-        links = Network(tree, KEPT, f"{describe(tree)}; measured on {day}, HVD_EXT_PROBE=refresh measures again")
+        links = Network(tree, KEPT, f"{describe(tree)}; {origin}")
     if links.source == ASSUMED:
         return links
+    remember(hosts, links.tree)
     # A launcher may give the next job other cores, which therefore are not kept.
     return replace(links, tree=replace(links.tree, root=with_cores(links.tree.root, cores_of)))
+
+
+def remember(hosts: Sequence[str], tree: Tree) -> None:
+    """Keep the links of these ranks for a later world of this process that has some of them."""
+    if tree not in _seen.values():
+        _seen[tuple(hosts)] = tree
+
+
+def _seen_before(hosts: Sequence[str]) -> Tree | None:
+    """Return the links of these ranks, if they are some of those of an earlier world of this process."""
+    for earlier, tree in _seen.items():
+        left = list(enumerate(earlier))
+        ranks = []
+        for host in hosts:
+            found = next((one for one in left if one[1] == host), None)
+            if found is None:
+                break
+            left.remove(found)
+            ranks.append(found[0])
+        else:
+            if ranks == sorted(ranks):
+                return tree.subset(ranks)
+    return None
 
 
 def _measured(

@@ -20,6 +20,7 @@ from hvd_ext.job import (
     interrupts,
     launch,
     log,
+    membership,
     one_process,
     process_sets as sets,
     rank_lists,
@@ -44,8 +45,10 @@ def init(
 ) -> None:
     """Start hvd_ext; all ranks of the job call this function. A second call while hvd_ext runs does nothing.
 
-    Under `mpirun` or `horovodrun --mpi` it starts MPI, or uses the MPI that mpi4py or Horovod has started. Without a
-    launcher the job has one rank and needs no MPI. `init` may be called again after `shutdown`.
+    Under `mpirun` or `horovodrun --mpi` it starts MPI, or uses the MPI that mpi4py or Horovod has started. Under
+    `python -m hvd_ext run` it waits for the other workers, without MPI; a worker that is started later is alone until
+    it reaches `fit` or `hvd_ext.elastic.run`. Without a launcher the job has one rank and needs no MPI. `init` may be
+    called again after `shutdown`.
 
     Args:
         settings: the options; None to read them from the environment (`hvd_ext.options.SETTINGS`).
@@ -82,16 +85,40 @@ def init(
     with contextlib.ExitStack() as failed:
         failed.callback(interrupts.stop)
         interrupts.start()
-        if plan.mpi:
+        session = membership.session()
+        if session is not None:
             one_process.claim(os.environ)
-            with startup_watch.watch(settings):
-                _exit["mpi"] = True
-                _watch_exit()
-                running = engine.start_mpi(settings)
+            if session.waits:
+                _join(engine.start_local(settings), plan, settings, requested, process_sets, comm)
+            else:
+                _join_world(session, plan, settings, requested, process_sets, comm)
         else:
-            running = engine.start_local(settings)
-        _join(running, plan, settings, requested, process_sets, comm)
+            if plan.mpi:
+                one_process.claim(os.environ)
+                with startup_watch.watch(settings):
+                    _exit["mpi"] = True
+                    _watch_exit()
+                    running = engine.start_mpi(settings)
+            else:
+                running = engine.start_local(settings)
+            _join(running, plan, settings, requested, process_sets, comm)
         failed.pop_all()
+
+
+def _join_world(session: membership.Session, plan: launch.Launch, settings: options.Options, *others: Any) -> None:
+    """Start in the next world of a supervised job; in a later one if a rank is lost meanwhile."""
+    if settings.transport == "mpi":
+        raise InvalidError('transport="mpi": a job that python -m hvd_ext run has started has no MPI; leave it out')
+    while True:
+        world, sockets = session.join()
+        alone = len(world.peers) == 1
+        running = engine.start_local(settings) if alone else engine.start_mesh(settings, world.rank, sockets)
+        try:
+            _join(running, plan, settings, *others)
+        except CommunicationError as error:
+            log.logger.warning("world %d: a rank was lost at its start: %s", world.number, error)
+        else:
+            return
 
 
 def _join(
@@ -156,6 +183,23 @@ def shutdown() -> None:
     _exit["failed"] = job.engine.stop() or failed
     if not failed:
         write_trace()
+
+
+def rejoin(settings: options.Options) -> None:
+    """Leave a world, and join the next one with the options of the first; only for supervised jobs.
+
+    Raises:
+        SystemExit: the supervisor has told this worker to end.
+    """
+    try:
+        shutdown()
+    except CommunicationError as error:  # of operations that were under way
+        log.logger.debug("leaving the world: %s", error)
+        shutdown()
+    session = membership.session()
+    if session is not None:
+        session.waits = False
+    init(settings)
 
 
 def is_initialized() -> bool:
@@ -297,6 +341,9 @@ def _at_exit(pid: int) -> None:
             shutdown()
         except CommunicationError:
             _exit["failed"] = True
+    session = membership.session()
+    if session is not None and not _exit["failed"]:
+        session.done()
     if _exit["mpi"]:
         # MPI_Abort ends the process before Python flushes its streams.
         sys.stdout.flush()

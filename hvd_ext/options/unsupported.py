@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hvd_ext.errors import InvalidError
 
@@ -12,9 +11,6 @@ INSTEAD: dict[str, str] = {
     "join": (
         "give all ranks as many steps, as hvd_ext.shard(dataset, batch_size) does, or agree with "
         "hvd_ext.allgather_object before the last steps"
-    ),
-    "elastic": (
-        "save with hvd_ext.callbacks.Checkpoint(directory), and start the job again with the ranks that are left"
     ),
     "experimental": (
         "leave experimental_run_tf_function out of compile(): Keras 3 has no such argument, and none is needed for a "
@@ -45,41 +41,6 @@ def join() -> NoReturn:
         InvalidError: always; the message says how to give all ranks the same number of steps.
     """
     raise InvalidError(f"join: a rank cannot drop out of the training here; {INSTEAD['join']}")
-
-
-class Elastic:
-    """Stands for Horovod's module `elastic`, whose functions and classes raise here when they are called."""
-
-    NAMES = (
-        "run",
-        "run_fn",
-        "ObjectState",
-        "TensorFlowState",
-        "TensorFlowKerasState",
-        "KerasState",
-        "CommitStateCallback",
-        "UpdateBatchStateCallback",
-        "UpdateEpochStateCallback",
-        "HorovodInternalError",
-    )
-
-    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
-        if name not in self.NAMES:
-            raise AttributeError(f"hvd_ext.elastic has no attribute {name!r}")
-
-        def refused(*args: Any, **keywords: Any) -> NoReturn:
-            raise InvalidError(f"elastic.{name}: the number of ranks is fixed while a job runs; {INSTEAD['elastic']}")
-
-        return refused
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self.NAMES})
-
-    def __repr__(self) -> str:
-        return "hvd_ext.elastic (refused)"
-
-
-elastic = Elastic()
 
 
 # Words in an exception that is not ours -> what to do about it.

@@ -13,6 +13,7 @@ from hvd_ext.bench.cli import app as bench
 from hvd_ext.commands.cache import app as cache
 from hvd_ext.commands.cluster import app as cluster
 from hvd_ext.commands.plan import app as plan
+from hvd_ext.commands.run import app as run
 from hvd_ext.commands.simulate import app as simulate
 from hvd_ext.commands.trace import app as trace
 
@@ -22,10 +23,11 @@ APPS = {
     "cache": cache,
     "cluster": cluster,
     "plan": plan,
+    "run": run,
     "simulate": simulate,
     "trace": trace,
 }
-FORWARDED = {"bench", "cache", "cluster", "plan", "probe", "simulate", "trace"}  # main hands their arguments on
+FORWARDED = {"bench", "cache", "cluster", "plan", "probe", "run", "simulate", "trace"}  # main hands their arguments on
 
 
 def commands() -> list[tuple[str, ...]]:
@@ -44,7 +46,11 @@ def options(words: tuple[str, ...]) -> dict[str, list[str]]:
     shown = CliRunner().invoke(APPS[name], [*inner, "--help"], env={"COLUMNS": "400", "TERM": "dumb", "NO_COLOR": "1"})
     assert shown.exit_code == 0, shown.output
     rows = [re.split(r"\s{2,}", line.strip("│* ")) for line in shown.output.splitlines() if line[:1] == "│"]
-    return {row[0]: [cell for cell in row[1:] if not cell.startswith("-")] for row in rows if row[0].startswith("--")}
+    return {
+        row[0].split(",")[0]: [cell for cell in row[1:] if not cell.startswith("-")]
+        for row in rows
+        if row[0].startswith("--")
+    }
 
 
 def flags(words: tuple[str, ...]) -> dict[str, bool]:

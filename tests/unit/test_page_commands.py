@@ -27,6 +27,7 @@ BLOCKS = {
     "README.md": "tests/ranks/test_pages.py",
     "docs/buckets.md": "tests/ranks/test_replanning.py",
     "docs/data.md": "tests/ranks/test_data_page.py",
+    "docs/elastic.md": "tests/unit/elastic/test_page.py",
     "docs/gpu.md": "tests/ranks/test_gpu_machines.py",
     "docs/launch.md": "tests/mpi/test_run.py",
     "docs/optimizers.md": "tests/ranks/test_pages.py",

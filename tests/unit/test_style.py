@@ -106,7 +106,7 @@ def offences(folder: str, forbidden: set[str]) -> dict[str, set[str]]:
 # The layers of the package: a module imports from its own layer and from earlier ones.
 LAYERS = (
     *("errors", "simulation", "state", "topology", "compression", "planning", "options", "engine", "trace", "job"),
-    *("tensorflow", "runner", "cluster", "data", "keras", "build", "doctor", "commands", "bench"),
+    *("tensorflow", "runner", "cluster", "data", "keras", "elastic", "build", "doctor", "commands", "bench"),
     "__main__",
 )
 PACKAGE = {
@@ -170,7 +170,7 @@ def test_no_file_of_a_folder_imports_what_the_folder_must_not_know(folder, forbi
 
 
 def test_only_the_keras_part_and_the_ops_need_tensorflow_at_import():
-    allowed = ("hvd_ext/tensorflow/", "hvd_ext/keras/", "hvd_ext/data/", "hvd_ext/bench/")
+    allowed = ("hvd_ext/tensorflow/", "hvd_ext/keras/", "hvd_ext/elastic/", "hvd_ext/data/", "hvd_ext/bench/")
     eager = {}
     for path in PYTHON:
         if name(path).startswith("hvd_ext/") and not name(path).startswith(allowed):

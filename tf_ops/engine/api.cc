@@ -196,14 +196,27 @@ const char* hvd_ext_error(void) { return Error().c_str(); }
 
 int hvd_ext_start_mpi(const HvdExtConfig* config, int64_t* engine, int32_t* rank, int32_t* size) {
   std::shared_ptr<Engine> started;
-  Status status = StartJob(ConfigOf(*config), /*mpi=*/true, &started);
+  Status status = StartJob(ConfigOf(*config), MakeMpiTransport, &started);
   if (status.ok()) *size = started->size();
   return ReportStart(status, started, engine, rank);
 }
 
 int hvd_ext_start_local(const HvdExtConfig* config, int64_t* engine) {
   std::shared_ptr<Engine> started;
-  Status status = StartJob(ConfigOf(*config), /*mpi=*/false, &started);
+  Status status = StartJob(ConfigOf(*config), nullptr, &started);
+  return ReportStart(status, started, engine, nullptr);
+}
+
+int hvd_ext_start_mesh(const HvdExtConfig* config, int32_t rank, const int32_t* sockets, int64_t size,
+                       int64_t* engine) {
+  std::shared_ptr<Transport> mesh;  // it has the sockets, whatever follows
+  std::shared_ptr<Engine> started;
+  Status status = MakeMeshTransport(rank, std::vector<int>(sockets, sockets + size), &mesh);
+  auto give = [&mesh](std::shared_ptr<Transport>* transport) {
+    *transport = mesh;
+    return Status::Ok();
+  };
+  if (status.ok()) status = StartJob(ConfigOf(*config), give, &started);
   return ReportStart(status, started, engine, nullptr);
 }
 
@@ -247,6 +260,10 @@ int hvd_ext_channel_at_step(int64_t channel, int64_t step, void (*call)(int64_t 
     return engine->AtStep(channel, step, [=](int64_t begun) { call(channel, begun); });
   });
 }
+
+void hvd_ext_channel_succeed(int64_t stopped, int64_t channel) { Engine::Succeed(stopped, channel); }
+
+void hvd_ext_on_stopped(void (*call)(int64_t channel)) { Engine::OnStopped(call); }
 
 int hvd_ext_channel_times(int64_t channel, int64_t most, int64_t n_tensors, int64_t* steps, double* begins_s,
                           double* ends_s, double* arrival_offset_s, int64_t* count) {

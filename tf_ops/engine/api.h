@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define HVD_EXT_ABI_VERSION 14
+#define HVD_EXT_ABI_VERSION 15
 
 // clang-format off
 #define HVD_EXT_STRUCT(name, kept) typedef struct {
@@ -28,9 +28,11 @@ const char* hvd_ext_error(void);
 // What carries data between hosts: "MPI", "TCP", or "threads" in a job of one rank; "" where the engine does not run.
 const char* hvd_ext_between(int64_t engine);
 
-// Life. The first two start the job's engine, and fail with kInvalid while it runs.
+// Life. The first three start the job's engine, and fail with kInvalid while it runs.
 int hvd_ext_start_mpi(const HvdExtConfig* config, int64_t* engine, int32_t* rank, int32_t* size);
 int hvd_ext_start_local(const HvdExtConfig* config, int64_t* engine);  // one rank, no MPI
+// No MPI: sockets[r] is a connection with rank r, -1 for this rank. They belong to the engine, also after a failure.
+int hvd_ext_start_mesh(const HvdExtConfig* config, int32_t rank, const int32_t* sockets, int64_t size, int64_t* engine);
 // An engine of some ranks of `parent`, ascending, of which this is one: see StartSet of engines.h. *rank: its place
 // there. `number`: not negative, the same on these ranks.
 int hvd_ext_start_set(int64_t parent, const int32_t* ranks, int64_t n_ranks, int32_t number, const HvdExtConfig* config,
@@ -47,6 +49,9 @@ int hvd_ext_channel_open(int64_t engine, const HvdExtChannel* spec, int64_t* cha
 int hvd_ext_channel_switch(int64_t channel, const HvdExtChannel* spec);
 // `call` is called once, before step `step` or the first one after it begins, on the thread that begins it.
 int hvd_ext_channel_at_step(int64_t channel, int64_t step, void (*call)(int64_t channel, int64_t step));
+// See Engine::Succeed and Engine::OnStopped.
+void hvd_ext_channel_succeed(int64_t stopped, int64_t channel);
+void hvd_ext_on_stopped(void (*call)(int64_t channel));
 // The newest complete steps, at most `most`, the oldest first: their numbers; when they began and ended, by a steady
 // clock, in seconds; and for each of them n_tensors times from its begin to a tensor's arrival. `arrival_offset_s` may
 // be null.

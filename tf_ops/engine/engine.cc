@@ -69,6 +69,7 @@ int Engine::size() const { return state_->core.size; }
 int64_t Engine::generation() const { return state_->core.generation; }
 const char* Engine::between() const { return state_->core.transport->between_hosts(); }
 bool Engine::quiet() const { return state_->loop.quiet(); }
+Status Engine::Usable() const { return state_->registry.Usable(); }
 
 void Engine::StopSoon() { state_->inbox.Stop(); }
 

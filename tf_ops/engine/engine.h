@@ -162,6 +162,8 @@ class Engine {
   void StopSoon();
   // After Stop: nothing had failed, nothing was cut off, and all peers shut down too.
   bool quiet() const;
+  // Why nothing works any more, or ok.
+  Status Usable() const;
 
   Status AddPlan(const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan);
   Status RemovePlan(int64_t plan);  // kInvalid while a channel uses it
@@ -243,6 +245,19 @@ class Engine {
   static Status Find(int64_t generation, std::shared_ptr<Engine>* engine);
   static Status OfPlan(int64_t plan, std::shared_ptr<Engine>* engine);
   static Status OfChannel(int64_t channel, std::shared_ptr<Engine>* engine);
+
+  // Graphs outlive engines: a job whose ranks have changed goes on with another engine. From Succeed on, the ops of a
+  // graph that know the channel of an engine that has stopped use another one, with the same tensors.
+  static void Succeed(int64_t stopped, int64_t channel);
+  // `call` is called when a step of a stopped channel without a successor begins; it may wait for other ranks, and may
+  // make one. Null: none is called.
+  static void OnStopped(std::function<void(int64_t channel)> call);
+  // Finds the engine of a channel or of its successor, which *channel becomes.
+  static Status OfSuccessor(int64_t* channel, std::shared_ptr<Engine>* engine);
+  // The same when a step begins: makes a successor where one is missing.
+  static Status OfStep(int64_t* channel, std::shared_ptr<Engine>* engine);
+  // Whether the begin of a step may take long: something is called before it.
+  static bool WaitsAtStep(int64_t channel);
 
  private:
   Engine();

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -72,14 +73,14 @@ Status Start(std::shared_ptr<Transport> transport, const Config& config, int64_t
   return Status::Ok();
 }
 
-// Puts in front of MPI what the configuration wants between hosts and inside a host.
-Status WithPaths(std::shared_ptr<Transport> mpi, const Config& config, std::shared_ptr<Transport>* transport) {
+// Puts in front of a transport what the configuration wants between hosts and inside a host.
+Status WithPaths(std::shared_ptr<Transport> base, const Config& config, std::shared_ptr<Transport>* transport) {
   TcpOptions tcp;
   tcp.use = config.tcp;
   tcp.interfaces = config.interfaces;
   tcp.inside_too = config.tcp_inside_too;
   std::shared_ptr<Transport> between;
-  HVD_EXT_RETURN_IF_ERROR(MakeTcpTransport(std::move(mpi), tcp, &between));
+  HVD_EXT_RETURN_IF_ERROR(MakeTcpTransport(std::move(base), tcp, &between));
   std::shared_ptr<Arena> arena;
   int64_t capacity = Arena::DefaultCapacity();
   bool wanted = config.shared_memory && capacity > 0 && between->size() > 1;
@@ -118,15 +119,15 @@ Status OfStopped(const std::string& what, int64_t handle) {
                  "init()");
 }
 
-Status StartJob(const Config& config, bool mpi, std::shared_ptr<Engine>* engine) {
+Status StartJob(const Config& config, const MakeBase& make, std::shared_ptr<Engine>* engine) {
   if (IsForked()) return Invalid(kForked);
   Process& process = TheProcess();
   std::lock_guard<std::mutex> life(process.life);
   if (Entry(0).engine != nullptr) return Invalid("an engine runs already in this process; call shutdown() first");
   std::shared_ptr<Transport> transport;
-  if (mpi) {
+  if (make != nullptr) {
     std::shared_ptr<Transport> world;
-    HVD_EXT_RETURN_IF_ERROR(MakeMpiTransport(&world));
+    HVD_EXT_RETURN_IF_ERROR(make(&world));
     HVD_EXT_RETURN_IF_ERROR(WithPaths(std::move(world), config, &transport));
   } else {
     transport = MakeThreadTransports(1)[0];
@@ -215,6 +216,76 @@ Status Engine::Find(int64_t generation, std::shared_ptr<Engine>* engine) {
 }
 
 Status Engine::OfPlan(int64_t plan, std::shared_ptr<Engine>* engine) { return OfHandle("plan", plan, engine); }
+
+namespace {
+
+// Never destroyed, as Process.
+struct Successors {
+  std::mutex making;                  // one is made at a time
+  std::atomic<bool> any{false};       // read without the lock, in each step
+  Mutex mutex;
+  std::map<int64_t, int64_t> by_stopped HVD_EXT_GUARDED_BY(mutex);
+  std::function<void(int64_t)> call HVD_EXT_GUARDED_BY(mutex);
+};
+
+Successors& TheSuccessors() {
+  static Successors* successors = new Successors;
+  return *successors;
+}
+
+}  // namespace
+
+void Engine::Succeed(int64_t stopped, int64_t channel) {
+  Successors& successors = TheSuccessors();
+  MutexLock lock(&successors.mutex);
+  successors.by_stopped[stopped] = channel;
+  successors.any = true;
+}
+
+void Engine::OnStopped(std::function<void(int64_t)> call) {
+  Successors& successors = TheSuccessors();
+  MutexLock lock(&successors.mutex);
+  successors.call = std::move(call);
+  successors.any = true;
+}
+
+Status Engine::OfSuccessor(int64_t* channel, std::shared_ptr<Engine>* engine) {
+  Successors& successors = TheSuccessors();
+  if (successors.any) {
+    MutexLock lock(&successors.mutex);
+    auto next = successors.by_stopped.find(*channel);
+    for (; next != successors.by_stopped.end(); next = successors.by_stopped.find(*channel)) *channel = next->second;
+  }
+  return OfChannel(*channel, engine);
+}
+
+Status Engine::OfStep(int64_t* channel, std::shared_ptr<Engine>* engine) {
+  Status status = OfSuccessor(channel, engine);
+  if (status.code != Code::kStopped || !WaitsAtStep(*channel)) return status;
+  Successors& successors = TheSuccessors();
+  std::lock_guard<std::mutex> making(successors.making);
+  status = OfSuccessor(channel, engine);
+  if (status.code != Code::kStopped) return status;
+  std::function<void(int64_t)> call;
+  {
+    MutexLock lock(&successors.mutex);
+    call = successors.call;
+  }
+  call(*channel);
+  status = OfSuccessor(channel, engine);
+  if (status.code != Code::kStopped) return status;
+  std::shared_ptr<Engine> job = Entry(0).engine;  // it may have failed meanwhile, which says more
+  const Status usable = job == nullptr ? Status::Ok() : job->Usable();
+  return usable.ok() ? status : usable;
+}
+
+bool Engine::WaitsAtStep(int64_t channel) {
+  std::shared_ptr<Engine> engine;
+  if (OfSuccessor(&channel, &engine).ok()) return engine->HasCallBeforeStep(channel);
+  Successors& successors = TheSuccessors();
+  MutexLock lock(&successors.mutex);
+  return successors.call != nullptr;
+}
 
 Status Engine::OfChannel(int64_t channel, std::shared_ptr<Engine>* engine) {
   return OfHandle("channel", channel, engine);

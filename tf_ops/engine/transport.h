@@ -1,5 +1,6 @@
-// Messages between ranks. There are four implementations: MPI (transport_mpi.cc); the threads of one process
-// (transport_threads.cc), which the native tests use and which carries a job of one rank started without a launcher;
+// Messages between ranks. There are five implementations: MPI (transport_mpi.cc); connections that the caller has made,
+// for a job without MPI (transport_mesh.cc); the threads of one process (transport_threads.cc), which the native tests
+// use and which carries a job of one rank started without a launcher;
 // connections of our own between hosts, in front of MPI (transport_tcp.cc); and shared memory inside a host, in front
 // of whatever carries messages between hosts (transport_host.cc).
 //
@@ -97,6 +98,9 @@ class Transport {
   virtual Status SendControl(int peer, std::string message) = 0;
   virtual Status ReceiveControl(int* peer, std::string* message) = 0;
 
+  // Whether ReceiveControl is to be called now and then also where all peers ring: it finds out there that one is gone.
+  virtual bool Watches() const { return false; }
+
   // Whether control messages have not been sent to the end; the engine waits for that before it stops.
   virtual bool ControlPending() = 0;
 
@@ -173,6 +177,7 @@ class TransportInFront : public Transport {
   Status Test(Request* request, bool* done) override { return behind_->Test(request, done); }
   Status SendControl(int peer, std::string message) override { return behind_->SendControl(peer, std::move(message)); }
   Status ReceiveControl(int* peer, std::string* message) override { return behind_->ReceiveControl(peer, message); }
+  bool Watches() const override { return behind_->Watches(); }
   bool ControlPending() override { return behind_->ControlPending(); }
   Status Subset(const std::vector<int>& ranks, int tag, std::shared_ptr<Transport>* subset) override {
     return behind_->Subset(ranks, tag, subset);
@@ -202,6 +207,10 @@ std::vector<std::shared_ptr<Transport>> MakeThreadTransports(int size);
 // process give a transport on fresh communicators. MPI is finalised at exit, by us only if we started it (see
 // FinishMpi).
 Status MakeMpiTransport(std::shared_ptr<Transport>* transport);
+
+// A job on connections that the caller has made: sockets[r] is the one with rank r, that of `rank` is not used. They
+// belong to the transport, which closes them.
+Status MakeMeshTransport(int rank, const std::vector<int>& sockets, std::shared_ptr<Transport>* transport);
 
 struct TcpOptions {
   enum Use { kNever, kMeasured, kAlways };

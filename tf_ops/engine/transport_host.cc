@@ -333,7 +333,7 @@ class HostTransport : public TransportInFront {
   Status ReceiveControl(int* peer, std::string* message) override {
     *peer = -1;
     HVD_EXT_RETURN_IF_ERROR(host_->Read());
-    if (host_->TakeControl(peer, message) || host_->rings()) return Status::Ok();
+    if (host_->TakeControl(peer, message) || (host_->rings() && !behind()->Watches())) return Status::Ok();
     return behind()->ReceiveControl(peer, message);
   }
   bool ControlPending() override {

@@ -65,7 +65,7 @@ REGISTER_OP("HvdExt>BeginStep")
     .Doc(R"doc(
 Begins a step of a channel; all submits of the step run after it.
 
-channel: the channel's handle; it belongs to one init(), a later engine refuses it.
+channel: the channel's handle. After its engine has stopped, its successor's channel is used (Engine::Succeed).
 )doc");
 
 REGISTER_OP("HvdExt>BeginTopKStep")
@@ -171,20 +171,23 @@ absl::Status ScalarInput(OpKernelContext* context, const char* name) {
 
 // Does the work that begins a step. What is called before a step waits for other ranks, whose graphs may begin the
 // steps of two channels in another order, on one thread; so it gets a thread of its own.
-void RunBegin(Engine* engine, int64_t channel, std::function<void()> work) {
-  if (engine->HasCallBeforeStep(channel)) {
+void RunBegin(int64_t channel, std::function<void()> work) {
+  if (Engine::WaitsAtStep(channel)) {
     std::thread(std::move(work)).detach();
   } else {
     work();
   }
 }
 
-void Begin(OpKernelContext* context, tensorflow::AsyncOpKernel::DoneCallback done, int64_t channel,
-           const std::function<Status(Engine*)>& begin) {
-  std::shared_ptr<Engine> engine;
-  OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(Engine::OfChannel(channel, &engine)), done);
+void Begin(OpKernelContext* context, tensorflow::AsyncOpKernel::DoneCallback done, int64_t of_graph,
+           const std::function<Status(Engine*, int64_t channel)>& begin) {
   auto pending = Pending::Begin(context, std::move(done));
-  RunBegin(engine.get(), channel, [engine, pending, begin] { pending->End(begin(engine.get())); });
+  RunBegin(of_graph, [channel = of_graph, pending, begin]() mutable {
+    std::shared_ptr<Engine> engine;
+    Status status = Engine::OfStep(&channel, &engine);
+    if (status.ok()) status = begin(engine.get(), channel);
+    pending->End(status);
+  });
   pending->WaitIfEager();
 }
 
@@ -206,7 +209,7 @@ class BeginStepOp : public ChannelOp<tensorflow::AsyncOpKernel> {
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     Begin(context, std::move(done), channel_,
-          [channel = channel_](Engine* engine) { return engine->BeginStep(channel); });
+          [](Engine* engine, int64_t channel) { return engine->BeginStep(channel); });
   }
 };
 
@@ -224,7 +227,7 @@ class BeginTopKStepOp : public ChannelOp<tensorflow::AsyncOpKernel> {
                         ToTensorFlow(Invalid("momentum must be at most one scalar")), done);
       momentum = given.flat<float>()(0);
     }
-    Begin(context, std::move(done), channel_, [channel = channel_, density, momentum](Engine* engine) {
+    Begin(context, std::move(done), channel_, [density, momentum](Engine* engine, int64_t channel) {
       return engine->BeginTopKStep(channel, density, momentum);
     });
   }
@@ -236,9 +239,10 @@ class EndStepOp : public ChannelOp<OpKernel> {
 
   void Compute(OpKernelContext* context) override {
     std::shared_ptr<Engine> engine;
+    int64_t channel = channel_;
     OP_REQUIRES_OK(context, ScalarInput(context, "ok"));
-    OP_REQUIRES_OK(context, ToTensorFlow(Engine::OfChannel(channel_, &engine)));
-    OP_REQUIRES_OK(context, ToTensorFlow(engine->EndStep(channel_, context->input(0).scalar<bool>()())));
+    OP_REQUIRES_OK(context, ToTensorFlow(Engine::OfSuccessor(&channel, &engine)));
+    OP_REQUIRES_OK(context, ToTensorFlow(engine->EndStep(channel, context->input(0).scalar<bool>()())));
   }
 };
 
@@ -268,9 +272,9 @@ class SubmitOp : public ChannelOp<OpKernel> {
 
   void Compute(OpKernelContext* context) override {
     std::shared_ptr<Engine> engine;
-    OP_REQUIRES_OK(context, ToTensorFlow(Engine::OfChannel(channel_, &engine)));
-    int64_t ticket = 0;
-    OP_REQUIRES_OK(context, ToTensorFlow(SubmitAll(engine.get(), channel_, tensors_, InputsOf(context), &ticket)));
+    int64_t channel = channel_, ticket = 0;
+    OP_REQUIRES_OK(context, ToTensorFlow(Engine::OfSuccessor(&channel, &engine)));
+    OP_REQUIRES_OK(context, ToTensorFlow(SubmitAll(engine.get(), channel, tensors_, InputsOf(context), &ticket)));
     Tensor* output = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
     output->scalar<int64_t>()() = ticket;
@@ -301,7 +305,6 @@ class Kept : public tensorflow::TensorBuffer {
 
 // What an op collects. The kernel may be gone when it comes: a cancelled step is done at once.
 struct Wanted {
-  int64_t channel = 0;
   std::vector<int64_t> tensors;
   std::vector<TensorShape> shapes;
 };
@@ -327,7 +330,8 @@ void Give(OpKernelContext* context, size_t index, const TensorShape& shape, cons
 }
 
 // Ends an op when all that it wants of a step is there. Returns whether that is so, which callbacks set.
-std::shared_ptr<std::atomic<bool>> CollectOutputs(Engine* engine, const std::shared_ptr<Pending>& pending,
+std::shared_ptr<std::atomic<bool>> CollectOutputs(Engine* engine, int64_t channel,
+                                                  const std::shared_ptr<Pending>& pending,
                                                   const std::shared_ptr<const Wanted>& wanted, int64_t ticket) {
   struct Left {
     std::atomic<int64_t> results;
@@ -340,7 +344,7 @@ std::shared_ptr<std::atomic<bool>> CollectOutputs(Engine* engine, const std::sha
     pending->End(status);
   };
   for (size_t i = 0; i < wanted->tensors.size(); ++i) {
-    engine->Collect(wanted->channel, wanted->tensors[i], ticket,
+    engine->Collect(channel, wanted->tensors[i], ticket,
                     [=](const Status& status, const void* data, const Memory& memory) {
                       if (!status.ok()) return end(status);
                       pending->While([&](OpKernelContext* c) { Give(c, i, wanted->shapes[i], data, memory); });
@@ -350,11 +354,10 @@ std::shared_ptr<std::atomic<bool>> CollectOutputs(Engine* engine, const std::sha
   return {left, &left->ended};
 }
 
-class CollectOp : public tensorflow::AsyncOpKernel {
+class CollectOp : public ChannelOp<tensorflow::AsyncOpKernel> {
  public:
-  explicit CollectOp(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
+  explicit CollectOp(OpKernelConstruction* construction) : ChannelOp(construction) {
     auto wanted = std::make_shared<Wanted>();
-    OP_REQUIRES_OK(construction, construction->GetAttr("channel", &wanted->channel));
     OP_REQUIRES_OK(construction, construction->GetAttr("tensors", &wanted->tensors));
     OP_REQUIRES_OK(construction, construction->GetAttr("shapes", &wanted->shapes));
     OP_REQUIRES_OK(construction, SameLength("tensors and outputs", static_cast<int64_t>(wanted->tensors.size()),
@@ -364,7 +367,8 @@ class CollectOp : public tensorflow::AsyncOpKernel {
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     std::shared_ptr<Engine> engine;
-    OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(Engine::OfChannel(wanted_->channel, &engine)), done);
+    int64_t channel = channel_;
+    OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(Engine::OfSuccessor(&channel, &engine)), done);
     const int64_t ticket = context->input(0).scalar<int64_t>()();
     for (int i = 1; i < context->num_inputs(); ++i) {
       const int64_t other = context->input(i).scalar<int64_t>()();
@@ -372,7 +376,7 @@ class CollectOp : public tensorflow::AsyncOpKernel {
     }
     const std::shared_ptr<const Wanted> wanted = wanted_;
     auto pending = Pending::Begin(context, std::move(done));
-    CollectOutputs(engine.get(), pending, wanted, ticket);
+    CollectOutputs(engine.get(), channel, pending, wanted, ticket);
     pending->WaitIfEager();
   }
 
@@ -398,21 +402,20 @@ class ReduceStepOp : public ChannelOp<tensorflow::AsyncOpKernel> {
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    std::shared_ptr<Engine> engine;
-    OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(Engine::OfChannel(channel_, &engine)), done);
     const std::vector<Tensor> gradients = InputsOf(context);
-    auto wanted = std::make_shared<Wanted>(Wanted{channel_, tensors_, {}});
+    auto wanted = std::make_shared<Wanted>(Wanted{tensors_, {}});
     for (const Tensor& gradient : gradients) wanted->shapes.push_back(gradient.shape());
     const auto pending = Pending::Begin(context, std::move(done));
-    RunBegin(engine.get(), channel_, [engine, pending, wanted, gradients] {
-      Status status = engine->BeginStep(wanted->channel);
+    RunBegin(channel_, [channel = channel_, pending, wanted, gradients]() mutable {
+      std::shared_ptr<Engine> engine;
+      Status status = Engine::OfStep(&channel, &engine);
+      if (status.ok()) status = engine->BeginStep(channel);
+      if (!status.ok()) return pending->End(status);
       Engine::CallerProgress progress(engine.get());
       int64_t ticket = 0;
-      if (status.ok()) {
-        status = SubmitAll(engine.get(), wanted->channel, wanted->tensors, gradients, &ticket, &progress);
-      }
+      status = SubmitAll(engine.get(), channel, wanted->tensors, gradients, &ticket, &progress);
       if (!status.ok()) return pending->End(status);
-      const auto ended = CollectOutputs(engine.get(), pending, wanted, ticket);
+      const auto ended = CollectOutputs(engine.get(), channel, pending, wanted, ticket);
       progress.Until(*ended, kMostProgress_s);
     });
     pending->WaitIfEager();

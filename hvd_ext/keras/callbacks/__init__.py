@@ -16,6 +16,7 @@ from hvd_ext.keras.callbacks.metrics import MetricAverageCallback, joined_metric
 from hvd_ext.keras.callbacks.statistics import AverageStatistics
 from hvd_ext.keras.callbacks.stopping import StopTogether
 from hvd_ext.keras.checkpoint.callback import Checkpoint
+from hvd_ext.keras.elastic_fit.callback import Elastic
 
 __all__ = [
     "AverageStatistics",
@@ -23,6 +24,7 @@ __all__ = [
     "BroadcastGlobalVariablesCallback",
     "CacheLogs",
     "Checkpoint",
+    "Elastic",
     "EndTogether",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",

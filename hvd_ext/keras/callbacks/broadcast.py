@@ -46,7 +46,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         self.root_rank = base.check_rank(root_rank)
         self._local: dict[Any, Any] = {}
         self._sent: set[int] = set()
-        self._done = False
+        self._done = self._goes_on = False
         for variable in [local_variables] if hasattr(local_variables, "assign") else local_variables or ():
             self.register_local_var(variable)
 
@@ -63,10 +63,16 @@ class BroadcastGlobalVariablesCallback(base.Callback):
             raise InvalidError(f"local_variables ({variable!r}): must be variables of Keras or TensorFlow")
         self._local[kinds.key(variable)] = variable  # the object too: its key is good only as long as it lives
 
+    def goes_on(self) -> None:
+        """Send nothing when `fit` begins: all ranks have the same variables already."""
+        self._goes_on = True
+
     def set_model(self, model: Any) -> None:
         """Take the model of `fit`; a second one gets its variables as the first one did."""
         if model is not self._model:
             self._sent, self._done = set(), False
+        self._done = self._done or self._goes_on
+        self._goes_on = False
         super().set_model(model)
 
     def set_params(self, params: dict[str, Any] | None) -> None:

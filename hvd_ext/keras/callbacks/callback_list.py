@@ -19,6 +19,7 @@ from hvd_ext.keras.callbacks.metrics import AverageAdded, MetricAverageCallback
 from hvd_ext.keras.callbacks.statistics import AverageStatistics
 from hvd_ext.keras.callbacks.stopping import StopTogether
 from hvd_ext.keras.checkpoint.callback import Checkpoint
+from hvd_ext.keras.elastic_fit.callback import Elastic
 from hvd_ext.keras.optimizers import models
 from hvd_ext.keras.optimizers.comparable import current
 from hvd_ext.tensorflow.collectives.objects import allgather_object
@@ -44,6 +45,7 @@ def synchronized(
     root_rank: int = 0,
     only_on_root: Iterable[type] = (),
     stop_every: int | Literal["auto"] | None = "auto",
+    elastic: bool | Elastic = False,
 ) -> list[Any]:
     """Prepare a list of callbacks for several ranks; every rank passes the same callbacks, and the result to `fit`.
 
@@ -71,6 +73,8 @@ def synchronized(
             "auto": after every step if a callback may stop within an epoch (`TerminateOnNaN`, or one of your own that
             works on batches), else at the ends of epochs. One exchange takes about as long as an allreduce of a few
             bytes.
+        elastic: whether `fit` goes on when ranks are lost or join, in a job that `python -m hvd_ext run` supervises; or
+            an `Elastic` with its options. The data of `fit` must then be a function that returns them.
 
     Returns:
         The list for `fit`.
@@ -122,7 +126,8 @@ def synchronized(
             others.append(added[-1])
         others.append(callback)
     others.append(AverageAdded(average, logged, added))
-    return [end, *first, start, *statistics, average, logged, *others, same, stop, *last]
+    going_on = [Elastic()] if elastic is True else [elastic] if elastic else []  # after all others
+    return [end, *first, start, *statistics, average, logged, *others, same, stop, *last, *going_on]
 
 
 def _backups_first(callbacks: list[Any]) -> list[Any]:

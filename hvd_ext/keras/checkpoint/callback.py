@@ -141,7 +141,11 @@ class Checkpoint(base.Callback):
         # with partial rounds: how signals travel; None: the ranks have unequal numbers of batches, and exchange signals
         # at the ends of epochs
         self._flags: RoundFlags | None = None
-        self._partial = False
+        self._partial = self._goes_on = False
+
+    def goes_on(self) -> None:
+        """Restore nothing when `fit` begins: training goes on in this process."""
+        self._goes_on = True
 
     @property
     def exit_status(self) -> int:
@@ -295,7 +299,8 @@ class Checkpoint(base.Callback):
         self._epoch, self._first_step = first, 0
         found = self._find(self._store)
         before, here = _here.get(place), _here[place]
-        if before is not None and found is not None and found[1].position <= (first, 0):
+        goes_on, self._goes_on = self._goes_on, False
+        if goes_on or (before is not None and found is not None and found[1].position <= (first, 0)):
             found = None  # training has come here in this process
         if found is None and here.stopped_by is not None:
             self.stopped_by = here.stopped_by

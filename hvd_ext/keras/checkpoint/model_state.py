@@ -118,14 +118,14 @@ def save(model: keras.Model, folder: Path) -> str:
     return "model.keras"
 
 
-def send(listed: Sequence[keras.Variable]) -> None:
-    """Give all ranks the values of rank 0, bit for bit; all ranks call it."""
+def send(listed: Sequence[keras.Variable], root_rank: int = 0) -> None:
+    """Give all ranks the values of one rank, bit for bit; all ranks call it."""
     moved = [variable for variable in listed if variable.dtype in single.MOVED]
     others = [variable for variable in listed if variable.dtype not in single.MOVED]
     if moved:
-        broadcast_variables(moved, root_rank=0)
+        broadcast_variables(moved, root_rank=root_rank)
     if others:
-        sent = broadcast_object([_values(variable) for variable in others], 0, name="Checkpoint: model")
+        sent = broadcast_object([_values(variable) for variable in others], root_rank, name="Checkpoint: model")
         for variable, value in zip(others, sent, strict=True):
             variable.assign(value)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,25 @@ def restore(
             updating.end_momentum()
     # a tape claims its part at its first step
     return tuple(owner for owner in left if owner not in states and not _OF_TAPES.match(owner))
+
+
+def share(model: keras.Model, owners: Sequence[str], everyone: Callable[[str], Iterator[Arrays]]) -> None:
+    """Divide what the ranks carry over among the ranks of this job; all ranks call it.
+
+    Args:
+        model: as for `restore`.
+        owners: names of `collect`, those of all ranks.
+        everyone: gives what each rank that is left has of an owner.
+    """
+    by_optimizer: dict[int, dict[int, tuple[Arrays | None, Everyone]]] = {}
+    for owner in owners:
+        match = _NAME.fullmatch(owner)
+        if match is not None:
+            of_owner = functools.partial(everyone, owner)
+            by_optimizer.setdefault(int(match[2]), {})[int(match[3])] = None, of_owner
+    for index, reducer in _reducers(model):
+        if index in by_optimizer:
+            reducer.restore(by_optimizer[index])
 
 
 def _tell_of_dropped(optimizer: Any, local: Arrays | None, of_ranks: Everyone) -> None:

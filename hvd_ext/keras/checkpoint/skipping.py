@@ -43,7 +43,13 @@ class Skipping:
     """
 
     def __init__(
-        self, model: keras.Model, batches: int, read: Callable[[Any], object], then: Callable[[], None]
+        self,
+        model: keras.Model,
+        batches: int,
+        read: Callable[[Any], object],
+        then: Callable[[], None] = lambda: None,
+        *,
+        reads: bool = True,
     ) -> None:
         """Replace the training step of a model whose `fit` is about to begin an epoch.
 
@@ -53,7 +59,9 @@ class Skipping:
             read: called before the first of them, with the iterator.
             then: called after the last of them. The metrics have their variables by then, unless a training step of the
                 user's own keeps Keras from making them.
+            reads: whether the iterator gives these batches; else it begins behind them.
         """
+        self._reads = reads
         self._model = model
         self._batches = self.left = batches
         self._read, self._then = read, then
@@ -75,11 +83,12 @@ class Skipping:
         if self.left == self._batches:
             self._read(iterator)
         for _ in range(min(self.left, getattr(self._model, "steps_per_execution", 1) or 1)):
-            batch = next(iterator)
+            batch = next(iterator) if self._reads else None
             self.left -= 1
         if self.left:
             return {}
-        _build_metrics(self._model, batch)
+        if self._reads:
+            _build_metrics(self._model, batch)
         self.end()
         self._then()
         try:

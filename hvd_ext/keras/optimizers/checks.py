@@ -35,6 +35,11 @@ def settings(optimizer: Any) -> dict[str, Any]:
     return values
 
 
+def count_again(reducer: Reducer) -> None:
+    """Count the steps between two comparisons from the next trace on afresh, as a rank that is new does."""
+    _applied.pop(reducer, None)
+
+
 def same_weights(
     reducer: Reducer, step: Step, iterations: tf.Variable, variables: Sequence[Any], passes: int = 1
 ) -> None:

@@ -6,6 +6,7 @@
 - A model that loses its distributed optimizer by another `compile` would train on each rank alone: rank 0 warns.
 - A step that was traced before its optimizer was wrapped sends nothing: it is traced again.
 - A model whose weights local steps change evaluates and saves with the global weights.
+- A callback may call `fit` in its own way (`around_fit`): where ranks are lost, it is called again.
 - An optimizer knows the variables of a model, and no layers: before a step is made, it gets to know those with a state
   of their own, which the ranks compare.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import weakref
 from typing import Any
 
@@ -47,6 +49,7 @@ def watch(model_class: type) -> None:
         ):
             for name in names:
                 _replace(model_class, name, made, everywhere=False)
+        _replace(model_class, "fit", _watched_fit, everywhere=False)
 
 
 def optimizers(model: Any) -> list[Any]:
@@ -134,6 +137,22 @@ def _watched_making(plain: Any) -> Any:
             object.__delattr__(model, "train_step")
 
     return make_train_function
+
+
+def _watched_fit(plain: Any) -> Any:
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def fit(model: Any, *arguments: Any, **keywords: Any) -> Any:
+        given = signature.bind(model, *arguments, **keywords).arguments
+        callbacks = given.get("callbacks")
+        listed = callbacks if isinstance(callbacks, list | tuple) else getattr(callbacks, "callbacks", [callbacks])
+        around = [callback.around_fit for callback in listed if hasattr(callback, "around_fit")]
+        if not around:
+            return plain(model, *arguments, **keywords)
+        return around[0](model, plain, {name: value for name, value in given.items() if name != "self"})
+
+    return fit
 
 
 def _layer_states(model: weakref.ref[Any], optimizer: weakref.ref[Distributed]) -> layers.Checksums:

@@ -157,7 +157,12 @@ def mark_meeting(variable: Any) -> None:
     variable._hvd_ext = MEETING
 
 
+def meets(variable: Any) -> bool:
+    """Tell whether a variable is of a layer whose forward pass waits for all ranks (`mark_meeting`)."""
+    return getattr(variable, "_hvd_ext", None) is MEETING
+
+
 def refuse_meeting(label: str, variable: Any, feature: str) -> None:
     """Refuse a variable that `mark_meeting` has marked: with some features no pass may wait for all ranks."""
-    if getattr(variable, "_hvd_ext", None) is MEETING:
+    if meets(variable):
         raise InvalidError(f"{label}: {compatibility.words(feature, 'SyncBatchNormalization')}")

@@ -32,7 +32,7 @@ from hvd_ext.planning.layout import Groups
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow import ops
-from hvd_ext.tensorflow.gradients import explanation, kinds, policies, registration
+from hvd_ext.tensorflow.gradients import explanation, kinds, policies, registration, succession
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.identity import Identity
 from hvd_ext.tensorflow.gradients.replanning import Replanning
@@ -491,7 +491,10 @@ class Reducer:
             given = variables if weights is None else weights
             pairs_given = [(kinds.name(variables[index]), given[index]) for index in shared]
             unsure = Weights.here([(name, weight) for name, weight in pairs_given if hasattr(weight, "assign")])
+        is_new = not every.channels
         channel, joint = every.agree(own, check, compared, communicates=communicates, weights=unsure)
+        if is_new and self.policy.outlives:
+            succession.note(self, channel, [variables[index] for index in shared], compared)
         if self._layouts or self._restored:
             with tf.init_scope():
                 self._load(number, every)
@@ -506,6 +509,31 @@ class Reducer:
                 every.policy.flush(self._flushing)
         self._flushing = 0
         return Step(self.label, slots, every, channel, comparison, absent=absent)
+
+    def register_again(self, channel: Channel, variables: Sequence[Any], facts: Facts) -> Channel:
+        """Register a list of gradients in the next world of a supervised job, with the gradients that a graph has.
+
+        All ranks call it, or make their first step with these variables.
+
+        Args:
+            channel: that of the graph, whose world has ended.
+            variables: of the list.
+            facts: as for `reduce`.
+
+        Returns:
+            The channel that takes its place.
+
+        Raises:
+            InvalidError, MismatchError, NotInitializedError: as `reduce`.
+        """
+        job = self._members()
+        if job is None:
+            raise InvalidError(f"{self.label}: this rank is outside of the optimizer's process set in this world")
+        _, every = self._set(job, tuple(kinds.key(variable) for variable in variables), variables)
+        weights = Weights.here([(kinds.name(one), one) for one in variables if hasattr(one, "assign")])
+        found, _ = every.agree(channel.kinds, lambda: None, facts, weights=None if every.start is None else weights)
+        succession.note(self, found, variables, facts)
+        return found
 
     def close(self) -> None:
         """Free the channels' buffers. A second call does nothing."""

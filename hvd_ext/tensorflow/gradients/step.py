@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from hvd_ext.errors import HvdExtError
+from hvd_ext.job import membership
 from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow import devices, ops
 from hvd_ext.tensorflow.collectives import sparse
@@ -194,6 +195,8 @@ class Step:
         """Tell whether the gradients stay on the GPU of a job with one rank, where reducing them changes nothing."""
         if gradients.job.engine.size > 1 or not gradients.policy.changes_nothing_alone:
             return False
+        if membership.session() is not None:  # other ranks may join, and the graph stays
+            return False
         slices = any(slot.kind == kinds.SPARSE for slot in self.present)
         converted = any(bucket.wire for bucket in self.channel.layout.buckets)
         return not slices and not converted and devices.on_gpu(slot.variable for slot in self.present)
@@ -262,6 +265,8 @@ class Policy:
     agrees_once = False
     # whether what it keeps can be sent in a step of the user's choice (`flush`)
     flushes = False
+    # whether a graph keeps nothing of it but the channel, so that the graph may go on in another world (`succession`)
+    outlives = True
     # whether a later channel of the list replaces the earlier ones
     newest_channel_only = False
 

@@ -89,7 +89,7 @@ int Alone(bool abort) {
 // Rank 0 ends while a thread of it waits for rank 1 to make a set, which does not come.
 int Making() {
   std::shared_ptr<hvd_ext::Engine> job;
-  Status status = hvd_ext::StartJob(hvd_ext::Config(), /*mpi=*/true, &job);
+  Status status = hvd_ext::StartJob(hvd_ext::Config(), MakeMpiTransport, &job);
   if (!status.ok()) return Wrong(status.message);
   if (job->rank() == 0) {
     std::thread([number = job->generation()] {

@@ -29,7 +29,7 @@ int Start(std::shared_ptr<Engine>* job, std::vector<Set>* sets, bool shared_memo
   Config config = QuickConfig();
   config.shared_memory = shared_memory;
   config.tcp_inside_too = !shared_memory;
-  CHECK_OK(StartJob(config, /*mpi=*/true, job));
+  CHECK_OK(StartJob(config, MakeMpiTransport, job));
   *sets = Overlapping((*job)->size());
   int number = 0;
   for (Set& set : *sets) {

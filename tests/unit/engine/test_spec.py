@@ -45,14 +45,14 @@ def test_functions_have_the_types_of_the_header():
     header = """
 int hvd_ext_a(int64_t channel, const char* name, void (*call)(int64_t a, int64_t b), const void* const* from,
               int64_t values[4]);  // a comment (1);
-void hvd_ext_b(void);
+void hvd_ext_b(void (*call)(int64_t a));
 const char* hvd_ext_c(const HvdExtPart* part, float* x);
 """
     i64, pointer = ctypes.c_int64, ctypes.POINTER
     structs = spec.parse(TEXT)
     assert spec.signatures(header, structs) == {
         "hvd_ext_a": (ctypes.c_int, [i64, ctypes.c_char_p, spec.AT_STEP, pointer(ctypes.c_void_p), pointer(i64)]),
-        "hvd_ext_b": (None, []),
+        "hvd_ext_b": (None, [spec.ON_STOPPED]),
         "hvd_ext_c": (ctypes.c_char_p, [pointer(structs["HvdExtPart"]), pointer(ctypes.c_float)]),
     }
     with pytest.raises(NativeLibraryError, match=r"the type of 'hvd_ext_d' \(int128_t\) is not known"):

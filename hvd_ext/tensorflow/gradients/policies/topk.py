@@ -26,6 +26,7 @@ class TopKGradients(Policy):
     """Selection with error feedback and momentum correction; with `until`, only up to a step."""
 
     feature = "top-k"
+    outlives = False
     keeps = "top-k"
     changes_nothing_alone = False
     may_skip = True

@@ -1,0 +1,338 @@
+"""The place of this process in a job whose ranks may change: `python -m hvd_ext run` supervises such jobs.
+
+The job is a sequence of worlds. A world has some processes, the workers, as its ranks 0, 1, ...; the supervisor
+(`hvd_ext.runner.supervisor`) alone decides who they are. A worker that leaves a world, because another one is gone or
+because others wait to join, asks for the next one. It speaks with the supervisor over one connection, in lines of JSON,
+and makes a connection with every other rank of its world, on which the engine runs without MPI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hmac
+import json
+import os
+import platform
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from hvd_ext.errors import CommunicationError, InvalidError
+from hvd_ext.job import log
+
+SUPERVISOR, TOKEN, WORKER = "HVD_EXT_SUPERVISOR", "HVD_EXT_SUPERVISOR_TOKEN", "HVD_EXT_WORKER"
+LATE = "HVD_EXT_WORKER_LATE"  # set for a worker that is started when others train already
+LINK_LIMIT = "HVD_EXT_LINK_LIMIT_S"
+LINK_LIMIT_S = 10.0
+_CONNECT_S = 3.0  # for one address
+_JOIN_S = 30.0  # for all connections of a world
+_LINE_NBYTES = 1 << 16
+_OK = b"ok\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A worker as the others see it.
+
+    Args:
+        worker: its number, which no other worker of the job gets.
+        host: the name of its host.
+        addresses: of its host, in which it listens.
+        port: where it listens.
+    """
+
+    worker: int
+    host: str
+    addresses: tuple[str, ...]
+    port: int
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """The ranks of a job until the next change.
+
+    Args:
+        number: 0, 1, ...
+        rank: this worker's.
+        token: proves to the others that a connection comes from this world.
+        peers: by rank.
+    """
+
+    number: int
+    rank: int
+    token: str
+    peers: tuple[Peer, ...]
+
+
+class Session:
+    """This worker's connection with the supervisor, from its first `init` to its end.
+
+    Attributes:
+        worker: the number of this worker.
+        world: that of the last `join`; -1 before.
+        waits: whether this worker was started when others trained already, and has not joined them yet: it is the only
+            rank of a job of its own, in which it may prepare itself.
+
+    Args:
+        environ: has what the supervisor has set.
+
+    Raises:
+        CommunicationError: the supervisor cannot be reached.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.worker, self.world = int(environ[WORKER]), -1
+        self.waits = environ.get(LATE, "") == "1"
+        self._limit_s = _limit_s(environ)
+        self._listening = socket.create_server(("", 0), backlog=128)
+        self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._changed = threading.Event()
+        self._lost: set[int] = set()  # workers that are gone, as the supervisor says
+        self._waits = threading.Event()  # the main thread waits for a world, and hears of the end there
+        self._is_done = False
+        self._lock = threading.Lock()
+        addresses, _, port = environ[SUPERVISOR].rpartition(":")
+        self._supervisor = _connected(addresses.split(","), int(port), self._limit_s)
+        if self._supervisor is None:
+            raise CommunicationError(
+                f"init: the supervisor ({environ[SUPERVISOR]}) cannot be reached from this host: it must be allowed to "
+                "connect to that port"
+            )
+        self._say(
+            "hello",
+            token=environ[TOKEN],
+            worker=self.worker,
+            host=platform.node(),
+            pid=os.getpid(),
+            addresses=own_addresses(),
+            port=self._listening.getsockname()[1],
+        )
+        threading.Thread(target=self._hear, name="hvd_ext membership", daemon=True).start()
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._terminated)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the ranks are to leave their world at the next commit; ranks hear of it at different times."""
+        return self._changed.is_set()
+
+    def join(self) -> tuple[World, list[int]]:
+        """Wait for the next world, and connect with all its ranks.
+
+        Returns:
+            The world, and the descriptor of a connection with each rank, -1 for this one; the caller closes them.
+
+        Raises:
+            SystemExit: the supervisor has told this worker to end.
+            CommunicationError: the supervisor is gone.
+        """
+        while True:
+            self._waits.set()
+            self._say("ready", world=self.world)
+            message = self._messages.get()
+            if message["kind"] == "end":
+                log.write(log.line(f"this worker ends: {message['why']}"))
+                sys.exit(int(message.get("code", 1)))
+            if message["kind"] == "gone":
+                raise CommunicationError(message["why"])
+            self._waits.clear()
+            self._changed.clear()
+            world = _world(message)
+            self.world = world.number
+            try:
+                return world, self._connections(world)
+            except OSError as error:
+                log.logger.warning("world %d does not come about: %s", world.number, error)
+
+    def done(self) -> None:
+        """Tell the supervisor that the program has ended in order."""
+        self._is_done = True
+        with contextlib.suppress(OSError):
+            self._say("done")
+
+    def _say(self, kind: str, **values: Any) -> None:
+        line = json.dumps({"kind": kind, **values}).encode() + b"\n"
+        assert self._supervisor is not None
+        with self._lock, contextlib.suppress(OSError):  # if it is gone, `_hear` finds out
+            self._supervisor.sendall(line)
+
+    def _hear(self) -> None:
+        """Read what the supervisor says, until one of both ends; a thread of its own runs this."""
+        assert self._supervisor is not None
+        with contextlib.suppress(OSError), self._supervisor.makefile("rb") as lines:
+            for line in lines:
+                message = json.loads(line)
+                kind = message.get("kind")
+                if kind == "changed":
+                    self._changed.set()
+                elif kind == "lost":
+                    self._lost.add(int(message["worker"]))
+                elif kind == "end" and not self._waits.is_set():
+                    self._end(str(message["why"]))
+                else:
+                    if kind == "world":
+                        self._lost.clear()
+                    self._messages.put(message)
+        why = "the supervisor is gone, and with it the job"
+        if self._waits.is_set():
+            self._messages.put({"kind": "gone", "why": why})
+        elif not self._is_done:
+            self._end(why)
+
+    @staticmethod
+    def _end(why: str) -> None:
+        log.write(log.line(f"this worker ends: {why}"))
+        sys.stdout.flush()
+        os._exit(1)
+
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second signal ends this process
+        threading.Thread(target=self._say, args=("leaving",), kwargs={"why": "SIGTERM"}, daemon=True).start()
+
+    def _connections(self, world: World) -> list[int]:
+        """Call the ranks below this one, and be called by the others; `OSError` if one of them does not come."""
+        with contextlib.ExitStack() as failed:
+            found: dict[int, socket.socket] = {}
+            failed.callback(lambda: [one.close() for one in found.values()])
+            for rank in range(world.rank):
+                found[rank] = self._called(world, rank)
+            end_s = time.monotonic() + _JOIN_S
+            while len(found) < len(world.peers) - 1:
+                self._refuse_lost(world)
+                if time.monotonic() > end_s:
+                    missing = [rank for rank in range(len(world.peers)) if rank not in (world.rank, *found)]
+                    raise OSError(f"rank {missing[0]} has not connected in {_JOIN_S:g} s")
+                for rank, connection in self._callers(world):
+                    found[rank] = connection
+            failed.pop_all()
+        descriptors = [-1] * len(world.peers)
+        for rank, connection in found.items():
+            limited(connection, self._limit_s)
+            connection.setblocking(False)
+            descriptors[rank] = connection.detach()
+        return descriptors
+
+    def _refuse_lost(self, world: World) -> None:
+        for rank, peer in enumerate(world.peers):
+            if peer.worker in self._lost:
+                raise OSError(f"rank {rank} is gone")
+
+    def _called(self, world: World, rank: int) -> socket.socket:
+        peer = world.peers[rank]
+        hello = f"{world.token} {world.number} {world.rank} {peer.worker}\n".encode()
+        near = ["127.0.0.1"] if peer.host == platform.node() else []
+        error: OSError | None = None
+        for address in [*near, *peer.addresses]:
+            self._refuse_lost(world)
+            with contextlib.ExitStack() as failed:
+                try:
+                    connection = failed.enter_context(socket.create_connection((address, peer.port), _CONNECT_S))
+                    connection.sendall(hello)
+                    if _line(connection) == _OK:
+                        failed.pop_all()
+                        return connection
+                except OSError as of_address:
+                    error = of_address
+        raise OSError(f"rank {rank} on {peer.host} cannot be reached ({', '.join(peer.addresses)}): {error}")
+
+    def _callers(self, world: World) -> Iterator[tuple[int, socket.socket]]:
+        """Give the ranks that have called, at most one."""
+        self._listening.settimeout(0.1)
+        try:
+            connection, _ = self._listening.accept()
+        except TimeoutError:
+            return
+        with contextlib.ExitStack() as failed, contextlib.suppress(OSError, ValueError):
+            failed.enter_context(connection)
+            connection.settimeout(_CONNECT_S)
+            token, number, rank, worker = _line(connection).decode().split()
+            known = hmac.compare_digest(token, world.token) and int(number) == world.number
+            if known and int(worker) == self.worker and world.rank < int(rank) < len(world.peers):
+                connection.sendall(_OK)
+                failed.pop_all()
+                yield int(rank), connection
+
+
+def own_addresses() -> list[str]:
+    """Return the addresses of this host that others may reach."""
+    found = []
+    for name, addresses in psutil.net_if_addrs().items():
+        if name == "lo":
+            continue
+        for address in addresses:
+            if address.family == socket.AF_INET or (
+                address.family == socket.AF_INET6 and not address.address.startswith("fe80")
+            ):
+                found.append(address.address)
+    return found
+
+
+def limited(connection: socket.socket, limit_s: float) -> None:
+    """Make a connection fail when the other side has not been heard of for so many seconds."""
+    connection.settimeout(None)
+    probe_s = max(1, int(limit_s / 4))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, probe_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limit_s * 1000))
+
+
+def session() -> Session | None:
+    """Return this process's session, which begins with the first call; None unless a supervisor has started it."""
+    global _session
+    if _session is None and SUPERVISOR in os.environ:
+        _session = Session(os.environ)
+    return _session
+
+
+_session: Session | None = None
+
+
+def _limit_s(environ: Mapping[str, str]) -> float:
+    text = environ.get(LINK_LIMIT, "")
+    try:
+        limit_s = float(text or LINK_LIMIT_S)
+    except ValueError:
+        limit_s = 0.0
+    if not limit_s > 0:
+        raise InvalidError(f"{LINK_LIMIT} ({text!r}): must be a number of seconds above 0")
+    return limit_s
+
+
+def _connected(addresses: Sequence[str], port: int, limit_s: float) -> socket.socket | None:
+    for address in addresses:
+        with contextlib.suppress(OSError):
+            connection = socket.create_connection((address, port), _CONNECT_S)
+            limited(connection, limit_s)
+            return connection
+    return None
+
+
+def _line(connection: socket.socket) -> bytes:
+    """Read a line, and not a byte of what follows it."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = connection.recv(1)
+        if not byte or len(line) > _LINE_NBYTES:
+            raise OSError("the connection has ended")
+        line += byte
+    return line
+
+
+def _world(message: Mapping[str, Any]) -> World:
+    peers = [
+        Peer(int(one["worker"]), one["host"], tuple(one["addresses"]), int(one["port"])) for one in message["peers"]
+    ]
+    return World(int(message["number"]), int(message["rank"]), message["token"], tuple(peers))

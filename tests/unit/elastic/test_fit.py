@@ -1,0 +1,147 @@
+"""`fit` with elastic=True under a supervisor: workers are killed, asked to leave and added while it trains."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvd_ext.runner import launcher
+from tests.waiting import until
+
+pytestmark = pytest.mark.slow  # starts TensorFlow several times
+JOB = Path(__file__).with_name("counting_job.py")
+SAMPLES, EPOCHS = 240, 12
+
+
+class Training:
+    """A supervised job of `counting_job.py`."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.folder = folder
+        environment = {name: text for name, text in os.environ.items() if name not in launcher.RANK_VARIABLES}
+        environment |= {"HVD_EXT_PROBE": "off", "HVD_EXT_STALL_FATAL_S": "120", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        command = [sys.executable, str(JOB), str(folder), str(SAMPLES), str(EPOCHS), "0.03"]
+        with (folder / "output").open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "hvd_ext", "run", *words, "--", *command],
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """Gives the lines of the log that have something of this name."""
+        log = self.folder / "log"
+        text = log.read_text() if log.exists() else ""
+        return [line for one in text.split("\n")[:-1] if name in (line := json.loads(one))]
+
+    def reached(self, updates: int, size: int = 0) -> dict[str, Any]:
+        """Waits for an update, perhaps in a world of this size; gives the newest line."""
+
+        def found() -> dict[str, Any] | None:
+            assert self.process.poll() is None, self.output()
+            lines = [one for one in self.lines("updates") if one["updates"] >= updates and size in (0, one["size"])]
+            return lines[-1] if lines else None
+
+        until(found, f"update {updates}", limit_s=120)
+        line = found()
+        assert line is not None
+        return line
+
+    def workers(self) -> dict[int, int]:
+        """Gives the processes of the workers of the newest world, by rank, once all of them train."""
+
+        def found() -> dict[int, int]:
+            lines = self.lines("updates")
+            newest = [one for one in lines if one["world"] == lines[-1]["world"]]
+            by_rank = {one["rank"]: one["pid"] for one in newest}
+            return by_rank if len(by_rank) == newest[0]["size"] else {}
+
+        until(found, "all ranks of a world")
+        return found()
+
+    def output(self) -> str:
+        """Gives what the job has printed."""
+        return (self.folder / "output").read_text(errors="replace")
+
+    def ended(self) -> list[dict[str, Any]]:
+        """Waits for the end; gives what the workers found that were there at the end."""
+        assert self.process.wait(180) == 0, self.output()
+        return self.lines("counts")
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Any]:
+    """Starts a job, which does not outlive the test."""
+    jobs: list[Training] = []
+
+    def start(*words: str) -> Training:
+        jobs.append(Training(tmp_path, *words))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.process.terminate()
+        job.process.wait(30)
+
+
+def check(ends: list[dict[str, Any]], worlds: int) -> None:
+    """Checks that all ranks have the same weights, and that each sample was trained on once in each epoch.
+
+    Args:
+        ends: what the workers have found.
+        worlds: how many there were; each division of the rest of an epoch may drop samples that do not divide.
+    """
+    counts = ends[0]["counts"]
+    assert all(end["counts"] == counts for end in ends)
+    assert all(end["iterations"] == ends[0]["iterations"] for end in ends)
+    assert max(counts) <= EPOCHS
+    assert sum(counts) >= EPOCHS * SAMPLES - 4 * worlds
+    assert collections.Counter(counts).most_common(1)[0][0] == EPOCHS
+
+
+def test_training_survives_killed_workers_and_takes_new_ones(started):
+    job = started("-np", "3", "--min-np", "2")
+    job.reached(20)
+    os.kill(job.workers()[1], signal.SIGKILL)
+    job.reached(30, size=2)
+    job.reached(45, size=3)  # another worker has been started, and has joined
+    os.kill(job.workers()[0], signal.SIGKILL)  # with rank 0
+    ends = job.ended()
+    assert len(ends) >= 2
+    check(ends, 5)
+    assert "ended by SIGKILL" in job.output()
+
+
+def test_a_worker_that_is_asked_to_leave_loses_nothing(started):
+    job = started("-np", "3", "--min-np", "2", "--max-np", "3")
+    job.reached(20)
+    os.kill(job.workers()[2], signal.SIGTERM)
+    job.reached(30, size=2)
+    check(job.ended(), 4)
+
+
+def test_several_workers_die_at_once_and_in_a_row(started):
+    job = started("-np", "4", "--min-np", "1")
+    draw = random.Random(4)
+    job.reached(15)
+    victims = draw.sample(sorted(job.workers()), 2)
+    pids = job.workers()
+    for rank in victims:
+        os.kill(pids[rank], signal.SIGKILL)
+    left = [pid for rank, pid in pids.items() if rank not in victims]
+    os.kill(left[0], signal.SIGKILL)  # perhaps while the others meet
+    ends = job.ended()
+    assert ends
+    check(ends, 8)
