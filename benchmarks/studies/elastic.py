@@ -33,6 +33,7 @@ from hvd_ext.errors import HvdExtError
 
 BENCHMARK = "elastic"
 HEADINGS = ("hosts", "killed", "times", "from the kill to the next update: median", "longest", "join", "restart")
+GROWTH = ("hosts", "worlds of the oldest worker", "updates", "memory", "threads", "descriptors")
 CLUSTERS = ((2, 2), (2, 2, 1), (1, 1, 1))
 SAMPLES, BATCH, WIDTH, PAUSE_S = 2000, 4, 1024, 0.02
 LIMIT_S = 180.0
@@ -58,7 +59,26 @@ def markdown(result: dict[str, Any]) -> str:
                         f"{rows[0]['start_s']:.1f} s",
                     ]
                 )
-    return table(HEADINGS, lines)
+    grown = [
+        [
+            " + ".join(map(str, row["hosts"])),
+            str(row["worlds"]),
+            str(row["late_updates"] - row["early_updates"]),
+            f"{(row['late_rss_kb'] - row['early_rss_kb']) / 1e3:+.1f} MB",
+            f"{row['late_threads'] - row['early_threads']:+d}",
+            f"{row['late_descriptors'] - row['early_descriptors']:+d}",
+        ]
+        for row in result["rows"]
+        if row["killed"] == "none"
+    ]
+    return table(HEADINGS, lines) + "\n" + table(GROWTH, grown)
+
+
+def uses() -> dict[str, int]:
+    """Give what this process has: memory in kB, threads, and open descriptors."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    descriptors = len(os.listdir("/proc/self/fd"))
+    return {"rss_kb": int(status["VmRSS"].split()[0]), "threads": int(status["Threads"]), "descriptors": descriptors}
 
 
 def work(folder: Path) -> None:
@@ -86,7 +106,7 @@ def work(folder: Path) -> None:
             if updates != self.before:
                 place = {"rank": hvd.rank(), "size": hvd.size(), "host": os.uname().nodename}
                 seen = self.model.get_layer("counts").weights[0].numpy()
-                note(updates=updates, crc=zlib.crc32(seen.tobytes()), **place)
+                note(updates=updates, crc=zlib.crc32(seen.tobytes()), **place, **uses())
                 time.sleep(PAUSE_S)
             self.before = updates
             if (folder / "stop").exists():
@@ -186,7 +206,7 @@ def measure(hosts: Sequence[int], kills: int, draw: random.Random) -> list[dict[
         try:
             workers = training.whole()
             start_s = training.look()[0]["s"] - training.begin_s
-            while len(rows) < kills:
+            for number in range(kills):
                 time.sleep(draw.random())
                 whole = draw.random() < 0.3
                 host = draw.choice(workers)["host"]
@@ -201,18 +221,33 @@ def measure(hosts: Sequence[int], kills: int, draw: random.Random) -> list[dict[
                 join_s = joined[0]["s"] - earlier[-1]["s"] if earlier[-1]["world"] > world else None
                 row = {"hosts": list(hosts), "killed": "a host" if whole else "a worker", "start_s": start_s}
                 rows.append(row | {"lost_s": after[0]["s"] - killed_s, "join_s": join_s})
-                print(f"{hosts} {len(rows)}: {rows[-1]}", file=sys.stderr, flush=True)
+                print(f"{hosts} {number + 1}: {rows[-1]}", file=sys.stderr, flush=True)
             (training.folder / "stop").touch()
             ends = training.until(
                 lambda _: [line for line in training.lines if "sums" in line][training.size - 1 :] and training.lines,
                 "the end",
             )
             check(ends)
+            rows += growth(hosts, training.look())
         finally:
             training.process.terminate()
             training.process.wait(60)
             training.output.close()
     return rows
+
+
+def growth(hosts: Sequence[int], lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Give what the worker that has seen the most worlds had in its third world, and in its last."""
+    worlds: dict[int, dict[int, dict[str, Any]]] = {}
+    for line in lines:
+        worlds.setdefault(line["worker"], {})[line["world"]] = line
+    oldest = max(worlds.values(), key=len)
+    if len(oldest) < 4:
+        return []
+    seen = [oldest[world] for world in sorted(oldest)]
+    kept = ("rss_kb", "threads", "descriptors", "updates")
+    row = {f"{when}_{name}": line[name] for when, line in (("early", seen[2]), ("late", seen[-1])) for name in kept}
+    return [{"hosts": list(hosts), "killed": "none", "worlds": len(seen), **row}]
 
 
 def check(lines: Sequence[dict[str, Any]]) -> None:

@@ -80,7 +80,7 @@ def _given_tree(settings: options.Options, size: int) -> Tree | None:
     try:
         return _read_tree(settings, size)
     except TopologyError:
-        if session is None or session.world <= 0:
+        if session is None or (session.world <= 0 and not session.waits):
             raise
         return None
 

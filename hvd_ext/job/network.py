@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hvd_ext.errors import HvdExtError
-from hvd_ext.job import consensus, cores, log, probe_cache
+from hvd_ext.job import consensus, cores, log, membership, probe_cache
 from hvd_ext.options import is_file
 from hvd_ext.topology import read, write
 from hvd_ext.topology.fit import Curve, rounded
@@ -51,7 +51,9 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
 
     A probe that fails costs a warning: the job goes on with the assumed links.
     """
-    if not wanted(options, engine.size):
+    session = membership.session()
+    is_later = session is not None and session.world > 0  # whose links an earlier world may have known
+    if not wanted(options, engine.size) and not (is_later and engine.size > 1):
         return Network(from_hosts(hosts))
     key = probe_cache.key_of(hosts, options, engine.inter_host_transport)
 
@@ -60,7 +62,7 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
         entry = None
         if engine.rank == 0 and (before := _seen_before(hosts)) is not None:
             entry = before, "as before"
-        elif engine.rank == 0 and options.probe != "refresh":
+        elif engine.rank == 0 and options.probe not in ("refresh", "off"):
             found = probe_cache.find(key, probe_cache.folder(options))
             again = "HVD_EXT_PROBE=refresh measures again"
             entry = None if found is None else (found[0], f"measured on {found[1]}, {again}")
@@ -68,6 +70,8 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
 
     answers = consensus.exchange(engine, "network", known)
     cores_of = cores.of_hosts(hosts, [answer["cores"] for answer in answers])
+    if answers[0]["kept"] is None and not wanted(options, engine.size):
+        return Network(from_hosts(hosts))
     if answers[0]["kept"] is None:
         links = _measured(engine, hosts, options, key, cores_of)
     else:

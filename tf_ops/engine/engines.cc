@@ -77,6 +77,8 @@ Status Start(std::shared_ptr<Transport> transport, const Config& config, int64_t
 Status WithPaths(std::shared_ptr<Transport> base, const Config& config, std::shared_ptr<Transport>* transport) {
   TcpOptions tcp;
   tcp.use = config.tcp;
+  // Connections that carry control messages are never the faster ones, and to measure them takes a slow link long.
+  if (base->Watches() && tcp.use == TcpOptions::kMeasured) tcp.use = TcpOptions::kAlways;
   tcp.interfaces = config.interfaces;
   tcp.inside_too = config.tcp_inside_too;
   std::shared_ptr<Transport> between;

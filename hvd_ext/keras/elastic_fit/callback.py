@@ -13,10 +13,11 @@ import tensorflow as tf
 
 from hvd_ext.data.cursor import MARK, cursors_of
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import consensus, membership, process, runtime
+from hvd_ext.job import banner, consensus, membership, process, runtime
 from hvd_ext.job.log import logger
 from hvd_ext.keras import base
-from hvd_ext.keras.checkpoint import callback_states, model_state, optimizer_states
+from hvd_ext.keras.checkpoint import callback_states, model_state
+from hvd_ext.keras.checkpoint.callback_states import States
 from hvd_ext.keras.checkpoint.skipping import Skipping, before_reading
 from hvd_ext.keras.elastic_fit import progress as progresses
 from hvd_ext.keras.elastic_fit.progress import Progress
@@ -87,7 +88,7 @@ class Elastic(base.Callback):
         _refuse(model, arguments)
         if membership.session() is None:
             return plain(model, **arguments | _made(arguments))
-        options, kept = runtime.current().options, dict[str, Any]()
+        options, kept = runtime.current().options, list[States]()
         session = membership.session()
         if session is not None and session.waits:
             _trace(model, plain, arguments)
@@ -105,10 +106,11 @@ class Elastic(base.Callback):
                 if fruitless > _MOST:
                     raise
                 logger.info("elastic: %s", error)
+                together = isinstance(error, Changed)
             if self._trains:
                 history = _joined(history, model.history)
-                self._progress = self._here(model)
-                kept = optimizer_states.collect(model)
+                self._progress = self._here()
+                kept = progresses.carried_over(model, together=together)
             self._trains = False
             process.rejoin(options)
             if not _outlives(model):
@@ -154,7 +156,7 @@ class Elastic(base.Callback):
         self._epoch, self._before = epoch + 1, self._updates()
         self._first = 0
 
-    def _begun(self, model: keras.Model, arguments: dict[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+    def _begun(self, model: keras.Model, arguments: dict[str, Any], kept: list[States]) -> dict[str, Any]:
         """Meet the other ranks of a world; returns the arguments of its `fit`."""
         before = self._progress
         self._beside, self._left_out, self._has_order = [], 0, False
@@ -176,9 +178,11 @@ class Elastic(base.Callback):
         self._left_out = progresses.left_out(now["x"], met, size)
         self._has_order = bool(cursors_of(now["x"]))
         now["initial_epoch"] = met.epoch
+        job, words = runtime.current(), f"epoch {met.epoch + 1}, after {self._left_out} batches"
+        banner.say(job, f"elastic: {size} {'ranks go' if size > 1 else 'rank goes'} on in {words}; {met.size} before")
         return now
 
-    def _here(self, model: keras.Model) -> Progress:
+    def _here(self) -> Progress:
         """Give how far this rank is, between two steps."""
         updates = self._updates()
         step = self._first + updates - self._before

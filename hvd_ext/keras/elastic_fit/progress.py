@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -14,6 +14,7 @@ from hvd_ext.job import consensus, runtime
 from hvd_ext.job.log import logger
 from hvd_ext.keras.checkpoint import model_state, optimizer_states
 from hvd_ext.keras.checkpoint.callback_states import States
+from hvd_ext.keras.optimizers import models
 from hvd_ext.tensorflow import layers
 from hvd_ext.tensorflow.collectives.objects import allgather_object, broadcast_object
 
@@ -42,13 +43,13 @@ class Progress:
     callbacks: States
 
 
-def meet(model: keras.Model, own: Progress | None, kept: Mapping[str, Mapping[str, np.ndarray]]) -> Progress | None:
+def meet(model: keras.Model, own: Progress | None, kept: list[States]) -> Progress | None:
     """Give all ranks of a world the weights of the one that is furthest; all ranks call it.
 
     Args:
         model: has the weights.
         own: how far this rank is; None: it is new.
-        kept: what this rank's optimizers have carried over from the world before (`optimizer_states.collect`).
+        kept: from `carried_over`.
 
     Returns:
         Where all ranks go on; None if all of them are new.
@@ -77,7 +78,7 @@ def meet(model: keras.Model, own: Progress | None, kept: Mapping[str, Mapping[st
         layers.send(_NAME, model, engine.ranks[source])
         layers.refresh(model)
     progress: Progress = broadcast_object(own, engine.ranks[source], name=f"{_NAME}: progress")
-    _share(model, kept, progress.size)
+    _share(model, kept, progress.size, source)
     return progress
 
 
@@ -124,14 +125,35 @@ def _named(data: Any) -> list[tuple[str, DataCursor]]:
     return cursors.items()
 
 
-def _share(model: keras.Model, kept: Mapping[str, Mapping[str, np.ndarray]], before: int) -> None:
-    """Divide what the optimizers of all ranks carry over (residuals) among the ranks of this world."""
-    owners = {owner: dict(arrays) for owner, arrays in kept.items() if not owner.startswith("buckets")}
+def carried_over(model: keras.Model, *, together: bool) -> list[States]:
+    """Copy what the optimizers carry over to the next step, before their world ends.
+
+    Args:
+        model: the model.
+        together: whether all ranks leave the world together; then each copies what all have, because some may end.
+
+    Returns:
+        By owner and name, of this rank or of each rank; an empty list where nothing is carried over.
+    """
+    own = {
+        owner: arrays for owner, arrays in optimizer_states.collect(model).items() if not owner.startswith("buckets")
+    }
+    keeps = any(optimizer._hvd_ext.reducer.policy.keeps for optimizer in models.distributed(model))
+    if not keeps:
+        return []
+    return allgather_object(own, name=f"{_NAME}: carried over") if together else [own]
+
+
+def _share(model: keras.Model, kept: list[States], before: int, source: int) -> None:
+    """Divide what the optimizers of all ranks carry over among the ranks of this world."""
     engine = runtime.current().engine
-    counts = consensus.exchange(engine, f"{_NAME}: carried over", lambda: sorted(owners))
+    counts = consensus.exchange(engine, f"{_NAME}: carried over", lambda: len(kept))
     if not any(counts):
         return
-    states = [one for one in allgather_object(owners, name=f"{_NAME}: carried over") if one]
+    if counts[source] > 1 or before == 1:  # the source has what all had
+        states: list[States] = broadcast_object(kept, engine.ranks[source], name=f"{_NAME}: carried over")
+    else:
+        states = [one[0] for one in allgather_object(kept, name=f"{_NAME}: carried over") if one]
     lost = before - len(states)
     if lost > 0 and engine.rank == 0:
         logger.warning("%s: what %d lost %s had not sent yet is lost", _NAME, lost, "rank" if lost == 1 else "ranks")
@@ -139,4 +161,4 @@ def _share(model: keras.Model, kept: Mapping[str, Mapping[str, np.ndarray]], bef
     def everyone(owner: str) -> Iterator[dict[str, np.ndarray]]:
         return (state[owner] for state in states if owner in state)
 
-    optimizer_states.share(model, sorted({owner for names in counts for owner in names}), everyone)
+    optimizer_states.share(model, sorted({owner for state in states for owner in state}), everyone)

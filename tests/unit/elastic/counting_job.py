@@ -1,7 +1,9 @@
 """A training that counts how often each sample was trained on: each has a weight of its own, from which each step that
 has it takes 1, in whole numbers. `test_fit.py` runs it as a supervised job, and ends and adds workers meanwhile.
 
-    counting_job.py FOLDER SAMPLES EPOCHS PAUSE_S
+    counting_job.py FOLDER SAMPLES EPOCHS PAUSE_S [DENSITY]
+
+With a density the gradients are selected, and one more epoch begins with a step that sends what is left.
 
 Each worker writes lines of JSON to FOLDER/log: its updates now and then, and at its end all weights.
 """
@@ -53,7 +55,10 @@ hvd.init()
 inputs = keras.Input((1,), dtype="int64")
 weight = keras.layers.Embedding(samples, 1, embeddings_initializer="zeros", name="counts")(inputs)
 model = keras.Model(inputs, keras.layers.Flatten()(weight))
-optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum, sparse_as_dense=True)
+compression = hvd.TopK(float(sys.argv[5])) if len(sys.argv) > 5 else None
+optimizer = hvd.DistributedOptimizer(
+    keras.optimizers.SGD(1.0), op=hvd.Sum, sparse_as_dense=True, compression=compression, algorithm="hitopk"
+)
 model.compile(optimizer, loss=lambda y, out: tf.reduce_sum(out) / 1.0, jit_compile=False)
 
 
@@ -64,6 +69,9 @@ def data() -> tf.data.Dataset:
 
 
 history = model.fit(data, epochs=epochs, verbose=0, callbacks=hvd.callbacks.synchronized([Progress()], elastic=True))
+if compression is not None:
+    hvd.flush(optimizer)
+    model.fit(data, epochs=1, verbose=0, callbacks=hvd.callbacks.synchronized(elastic=True))
 counts = (-model.get_layer("counts").get_weights()[0][:, 0]).tolist()
 note(
     counts=counts,
