@@ -425,14 +425,16 @@ void Executor::FailAll(const Status& status) {
   for (auto& [number, lane] : lanes_) Fail(number, failure_);
 }
 
-// A message under way cannot be called back, and the transport may still read or write its memory. A static that is
-// never destroyed keeps that memory, so that leak checkers see it in use.
+// A message under way cannot be called back, and the transport may still read or write its memory, unless it says that
+// it forgets; and of a lane alone peers may still read it. A static that is never destroyed keeps that memory, so that
+// leak checkers see it in use.
 void Executor::Abandon(std::unique_ptr<Segment> segment) {
   static std::mutex* mutex = new std::mutex;
   static auto* kept = new std::vector<std::unique_ptr<Segment>>;
   if (!IsWaiting(*segment)) return;
   abandoned_ = true;
   segment->open = nullptr;
+  if (!failure_.ok() && transport_->Forgets()) return;
   std::lock_guard<std::mutex> lock(*mutex);
   kept->push_back(std::move(segment));
 }

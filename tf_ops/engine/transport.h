@@ -101,6 +101,10 @@ class Transport {
   // Whether ReceiveControl is to be called now and then also where all peers ring: it finds out there that one is gone.
   virtual bool Watches() const { return false; }
 
+  // Whether a request may be destroyed while it is under way: nothing touches its memory afterwards, but for peers that
+  // read a message from shared memory.
+  virtual bool Forgets() const { return false; }
+
   // Whether control messages have not been sent to the end; the engine waits for that before it stops.
   virtual bool ControlPending() = 0;
 
@@ -178,6 +182,7 @@ class TransportInFront : public Transport {
   Status SendControl(int peer, std::string message) override { return behind_->SendControl(peer, std::move(message)); }
   Status ReceiveControl(int* peer, std::string* message) override { return behind_->ReceiveControl(peer, message); }
   bool Watches() const override { return behind_->Watches(); }
+  bool Forgets() const override { return behind_->Forgets(); }
   bool ControlPending() override { return behind_->ControlPending(); }
   Status Subset(const std::vector<int>& ranks, int tag, std::shared_ptr<Transport>* subset) override {
     return behind_->Subset(ranks, tag, subset);

@@ -388,6 +388,7 @@ class MeshTransport : public Transport {
   }
   bool ControlPending() override { return mesh_->Pending(); }
   bool Watches() const override { return true; }
+  bool Forgets() const override { return true; }
 
   Status Subset(const std::vector<int>& ranks, int tag, std::shared_ptr<Transport>* subset) override {
     std::vector<int> in_job;
