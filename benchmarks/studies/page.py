@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.studies import prices, replan, sent, skew
+from benchmarks.studies import elastic, prices, replan, sent, skew
 from benchmarks.studies.convergence import results as convergence
 from benchmarks.studies.data import cached_pictures, results as data
 from benchmarks.studies.hitopk import results as hitopk
@@ -183,7 +183,7 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     **{study.BENCHMARK: partial(_behind, _samples, study.markdown) for study in (hitopk, lstm, prices, replan, skew)},
     **{
         study.BENCHMARK: partial(_behind, _machine, study.markdown)
-        for study in (accuracy, cached_pictures, convergence, recipe, sent)
+        for study in (accuracy, cached_pictures, convergence, elastic, recipe, sent)
     },
 }
 

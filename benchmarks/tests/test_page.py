@@ -54,6 +54,7 @@ def test_the_kept_results_are_written_in_this_way() -> None:
         "docs/local_steps.md",
         "docs/buckets.md",
         "docs/data.md",
+        "docs/elastic.md",
         "docs/recipe.md",
         "docs/stragglers.md",
     ],

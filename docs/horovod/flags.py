@@ -68,7 +68,7 @@ def _rows() -> Iterator[Row]:
         yield Row(SECTION, f"horovodrun {flag}", variable, OTHER, "sets this variable: see above")
     yield Row(SECTION, "horovodrun --gloo", "", REFUSED, "hvd_ext runs on MPI: horovodrun --mpi, or mpirun")
     for flag in ELASTIC.split():
-        yield Row(SECTION, f"horovodrun {flag}", "", REFUSED, "the number of ranks is fixed: horovodrun --mpi -np N")
+        yield Row(SECTION, f"horovodrun {flag}", "", REFUSED, "the same flag of python -m hvd_ext run (elastic.md)")
 
 
 ROWS = tuple(_rows())

@@ -125,7 +125,9 @@ class TensorFlowKerasState(ObjectState):
         super().sync()
 
     def reset(self) -> None:
-        """Drop the functions that the model has traced: their ops belong to the world that has ended."""
+        """Drop the functions that the model has traced, unless they may run in another world."""
+        if models.outlives_world(self.model):
+            return
         for part in (self.model, *(value for _, value in layers.walk(self.model))):
             if hasattr(part, "make_train_function"):
                 part.train_function = part.test_function = part.predict_function = None

@@ -50,8 +50,8 @@ def examine(environ: Mapping[str, str]) -> Launch:
     """
     if environ.get("HOROVOD_ELASTIC") == "1":
         raise InvalidError(
-            "launcher (HOROVOD_ELASTIC=1): hvd_ext does not run elastic jobs; start a fixed number of ranks with "
-            "horovodrun --mpi -np N"
+            "launcher (HOROVOD_ELASTIC=1): horovodrun runs elastic jobs with Gloo; start them with python -m hvd_ext "
+            "run, which takes the same flags"
         )
     launch = _mpi_launch(environ)
     size = environ.get("HOROVOD_SIZE", "")

@@ -122,7 +122,7 @@ VARIABLES: tuple[Variable, ...] = (
         _folder,
         "a path",
     ),
-    Variable("HOROVOD_ELASTIC", REFUSED, "elastic jobs do not run here: start a fixed number of ranks"),
+    Variable("HOROVOD_ELASTIC", REFUSED, "horovodrun's elastic mode: python -m hvd_ext run has its flags"),
     Variable(
         "HOROVOD_GLOO_RENDEZVOUS_ADDR",
         REFUSED,

@@ -24,7 +24,6 @@ from hvd_ext.keras.elastic_fit.progress import Progress
 from hvd_ext.keras.optimizers import models
 from hvd_ext.keras.optimizers.checks import count_again
 from hvd_ext.tensorflow.failures import is_loss
-from hvd_ext.tensorflow.gradients import kinds
 
 # The ranks ask each other about so often, in seconds, whether others wait to join; an exchange takes a thousandth.
 _ASK_S = 0.25
@@ -113,7 +112,7 @@ class Elastic(base.Callback):
                 kept = progresses.carried_over(model, together=together)
             self._trains = False
             process.rejoin(options)
-            if not _outlives(model):
+            if not models.outlives_world(model):
                 model.train_function = model.test_function = model.predict_function = None
                 for optimizer in models.distributed(model):
                     count_again(optimizer._hvd_ext.reducer)
@@ -239,20 +238,13 @@ def _trace(model: Any, plain: Callable[..., Any], arguments: Mapping[str, Any]) 
     The others train meanwhile. The functions of other data than a data set are traced in the first step with them.
     """
     data = _made(arguments)["x"]
-    if not _outlives(model) or not isinstance(data, tf.data.Dataset):
+    if not models.outlives_world(model) or not isinstance(data, tf.data.Dataset):
         return
     model_state.ready(model)
     listed, _ = model_state.variables(model)
     before = model_state.arrays(listed)
     plain(model, x=data.take(1), epochs=1, verbose=0)
     model_state.assign(listed, before, "elastic")
-
-
-def _outlives(model: Any) -> bool:
-    """Tell whether the functions that a model has traced may run in another world."""
-    reducers = [optimizer._hvd_ext.reducer for optimizer in models.distributed(model)]
-    outlive = all(reducer.policy.outlives and not reducer.options.check_every for reducer in reducers)
-    return outlive and not any(map(kinds.meets, model.variables))
 
 
 def _made(arguments: Mapping[str, Any]) -> dict[str, Any]:

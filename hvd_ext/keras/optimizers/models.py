@@ -26,6 +26,7 @@ from hvd_ext.job.log import logger
 from hvd_ext.keras.optimizers import global_weights, xla
 from hvd_ext.keras.optimizers.wrapper import Distributed, Wrapper
 from hvd_ext.tensorflow import layers
+from hvd_ext.tensorflow.gradients import kinds
 
 # What a training step of Keras' own consists of.
 _OWN = {name: getattr(keras.Model, name) for name in ("train_step", "compute_metrics", "get_metrics_result")}
@@ -80,6 +81,16 @@ def wrapped(optimizer: Any) -> list[Distributed]:
 def distributed(model: Any) -> list[Distributed]:
     """List the wrapped optimizers of a model."""
     return [optimizer for outer in optimizers(model) for optimizer in wrapped(outer)]
+
+
+def outlives_world(model: Any) -> bool:
+    """Tell whether the functions that a model has traced may run in another world of a supervised job.
+
+    They may where the optimizers' channels are all that they know of the world, which then get successors.
+    """
+    reducers = [optimizer._hvd_ext.reducer for optimizer in distributed(model)]
+    outlive = all(reducer.policy.outlives and not reducer.options.check_every for reducer in reducers)
+    return outlive and not any(map(kinds.meets, model.variables))
 
 
 def drop_traced_steps(optimizer: Any, model_class: type) -> None:
