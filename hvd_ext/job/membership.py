@@ -202,7 +202,7 @@ class Session:
         """Call the ranks below this one, and be called by the others; `OSError` if one of them does not come."""
         with contextlib.ExitStack() as failed:
             found: dict[int, socket.socket] = {}
-            failed.callback(lambda: [one.close() for one in found.values()])
+            failed.callback(_close, found)
             for rank in range(world.rank):
                 found[rank] = self._called(world, rank)
             end_s = time.monotonic() + _JOIN_S
@@ -318,6 +318,11 @@ def _connected(addresses: Sequence[str], port: int, limit_s: float) -> socket.so
             limited(connection, limit_s)
             return connection
     return None
+
+
+def _close(connections: Mapping[int, socket.socket]) -> None:
+    for connection in connections.values():
+        connection.close()
 
 
 def _line(connection: socket.socket) -> bytes:

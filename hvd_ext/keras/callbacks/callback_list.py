@@ -20,6 +20,7 @@ from hvd_ext.keras.callbacks.statistics import AverageStatistics
 from hvd_ext.keras.callbacks.stopping import StopTogether
 from hvd_ext.keras.checkpoint.callback import Checkpoint
 from hvd_ext.keras.elastic_fit.callback import Elastic
+from hvd_ext.keras.elastic_fit.first_rank import OnFirstRank
 from hvd_ext.keras.optimizers import models
 from hvd_ext.keras.optimizers.comparable import current
 from hvd_ext.tensorflow.collectives.objects import allgather_object
@@ -99,15 +100,25 @@ def synchronized(
             "BackupAndRestore of tf_keras: it cannot tell the other ranks at which epoch it resumes; use "
             "BackupAndRestore of Keras 3"
         )
+    if restoring and elastic:
+        raise InvalidError(
+            "BackupAndRestore: with elastic=True it would go back to its backup whenever the ranks change; use "
+            "hvd_ext.callbacks.Checkpoint"
+        )
     steps = stop_every
     if steps == "auto":
         steps = 1 if any(map(_may_stop_within_an_epoch, listed)) else None
     stop = _pop(listed, StopTogether) or StopTogether(steps, restored=bool(restoring))
     stop.restored = stop.restored or bool(restoring)
     writers = tuple(only_on_root)
-    kept = [
-        callback for callback in listed if rank() == 0 or not (_is(callback, _WRITERS) or isinstance(callback, writers))
-    ]
+
+    def writes(callback: Any) -> bool:
+        return _is(callback, _WRITERS) or isinstance(callback, writers)
+
+    if elastic:  # another rank may become rank 0
+        kept = [OnFirstRank(callback) if writes(callback) else callback for callback in listed]
+    else:
+        kept = [callback for callback in listed if rank() == 0 or not writes(callback)]
     for callback in kept:
         if rank() != 0 and is_keras(type(callback)) and isinstance(getattr(callback, "verbose", None), int):
             callback.verbose = 0

@@ -147,6 +147,11 @@ class Checkpoint(base.Callback):
         """Restore nothing when `fit` begins: training goes on in this process."""
         self._goes_on = True
 
+    def leave_signal(self, name: str) -> None:
+        """Leave a signal to others: in an elastic job SIGTERM asks one worker to leave."""
+        self.signals = tuple(signal for signal in self.signals if signal != name)
+        self._watch = watched.Watch(self.signals, lambda frame: bool(self._fit_of(frame)))
+
     @property
     def exit_status(self) -> int:
         """The status for `sys.exit`: 0, or 128 + the number of the signal that has stopped training."""

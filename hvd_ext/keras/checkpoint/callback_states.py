@@ -52,7 +52,7 @@ def restore(callbacks: Iterable[Any], states: Mapping[str, Mapping[str, np.ndarr
 def _with_state(callbacks: Iterable[Any]) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     """Yield the callbacks that have a state, each with its key and the names of its attributes."""
     numbers = dict.fromkeys(_ATTRIBUTES, 0)
-    for callback in callbacks:
+    for callback in (getattr(one, "on_first_rank", one) for one in callbacks):
         for kind, attributes in _ATTRIBUTES.items():
             if isinstance(callback, kind):
                 yield f"{kind.__name__} {numbers[kind]}", callback, attributes

@@ -88,6 +88,9 @@ class Elastic(base.Callback):
         if membership.session() is None:
             return plain(model, **arguments | _made(arguments))
         options, kept = runtime.current().options, list[States]()
+        for callback in _flat(arguments.get("callbacks")):
+            if hasattr(callback, "leave_signal"):
+                callback.leave_signal("SIGTERM")
         session = membership.session()
         if session is not None and session.waits:
             _trace(model, plain, arguments)
@@ -217,7 +220,8 @@ def _refuse(model: Any, arguments: Mapping[str, Any]) -> None:
         )
     if getattr(model, "steps_per_execution", 1) not in (1, None):
         raise InvalidError("fit: elastic=True needs steps_per_execution=1, a step that was lost is repeated alone")
-    for optimizer in models.distributed(model):
+    optimizers: list[Any] = [*models.distributed(model)]
+    for optimizer in optimizers:
         asked = optimizer._hvd_ext.reducer.options
         for option in ("partial", "delay", "local_steps", "process_set"):
             if getattr(asked, option, None):
@@ -262,7 +266,7 @@ def _made(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scale(optimizer: Any, factor: float) -> None:
-    rate = getattr(optimizer, "_learning_rate", None)
+    rate: Any = getattr(optimizer, "_learning_rate", None)
     if not hasattr(rate, "assign"):
         raise InvalidError(
             f"optimizer {optimizer.name!r}: scale='linear' multiplies its learning rate, which is a schedule here; use "

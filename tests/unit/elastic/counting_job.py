@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -22,6 +24,7 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.job import membership
+from hvd_ext.keras.checkpoint import model_state
 
 folder, samples, epochs, pause_s = Path(sys.argv[1]), *map(int, sys.argv[2:4]), float(sys.argv[4])
 BATCH = 4
@@ -55,21 +58,51 @@ hvd.init()
 inputs = keras.Input((1,), dtype="int64")
 weight = keras.layers.Embedding(samples, 1, embeddings_initializer="zeros", name="counts")(inputs)
 model = keras.Model(inputs, keras.layers.Flatten()(weight))
-compression = hvd.TopK(float(sys.argv[5])) if len(sys.argv) > 5 else None
-optimizer = hvd.DistributedOptimizer(
-    keras.optimizers.SGD(1.0), op=hvd.Sum, sparse_as_dense=True, compression=compression, algorithm="hitopk"
-)
-model.compile(optimizer, loss=lambda y, out: tf.reduce_sum(out) / 1.0, jit_compile=False)
+compression = {"compression": hvd.TopK(float(sys.argv[5])), "algorithm": "hitopk"} if len(sys.argv) > 5 else {}
+optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum, sparse_as_dense=True, **compression)
+traced_in: set[int] = set()
+
+
+def loss(y: tf.Tensor, out: tf.Tensor) -> tf.Tensor:
+    """Sums up the weights of the samples; notes in which world a function is traced."""
+    session = membership.session()
+    traced_in.add(-1 if session is None else session.world)
+    return tf.reduce_sum(out)
+
+
+model.compile(optimizer, loss=loss, jit_compile=False)
+
+
+def dies(event: str) -> None:
+    """Ends this worker if DIES names it and the event, as in "3 joins"."""
+    session = membership.session()
+    if session is not None and os.environ.get("DIES") == f"{session.worker} {event}":
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def data() -> tf.data.Dataset:
     """Gives this rank's samples."""
+    session = membership.session()
+    if session is not None and session.world > 0:
+        dies("joins")
     numbers = np.arange(samples)[:, None]
     return hvd.shard((numbers, np.zeros((samples, 1), np.float32)), BATCH, shuffle=True, seed=5)
 
 
-history = model.fit(data, epochs=epochs, verbose=0, callbacks=hvd.callbacks.synchronized([Progress()], elastic=True))
-if compression is not None:
+callbacks = [Progress()]
+if os.environ.get("CHECKPOINTS"):
+    plain = model_state.save
+
+    def save(*arguments: Any) -> str:
+        """Saves a model; a worker may die before the rest of the checkpoint is written."""
+        name = plain(*arguments)
+        dies("saves")
+        return name
+
+    model_state.save = save
+    callbacks.append(hvd.callbacks.Checkpoint(folder / "checkpoints", every_steps=7))
+history = model.fit(data, epochs=epochs, verbose=0, callbacks=hvd.callbacks.synchronized(callbacks, elastic=True))
+if compression:
     hvd.flush(optimizer)
     model.fit(data, epochs=1, verbose=0, callbacks=hvd.callbacks.synchronized(elastic=True))
 counts = (-model.get_layer("counts").get_weights()[0][:, 0]).tolist()
@@ -78,5 +111,5 @@ note(
     iterations=int(optimizer.iterations),
     size=hvd.size(),
     epochs=len(history.epoch),
-    traced=model.train_function is not None,
+    traced_in=sorted(traced_in),
 )

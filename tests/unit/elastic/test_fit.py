@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from hvd_ext.runner import launcher
+from hvd_ext.state.folder import newest
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow  # starts TensorFlow several times
@@ -26,10 +27,11 @@ SAMPLES, EPOCHS = 240, 12
 class Training:
     """A supervised job of `counting_job.py`."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, **variables: str) -> None:
         self.folder = folder
         environment = {name: text for name, text in os.environ.items() if name not in launcher.RANK_VARIABLES}
         environment |= {"HVD_EXT_PROBE": "off", "HVD_EXT_STALL_FATAL_S": "120", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        environment |= variables
         command = [sys.executable, str(JOB), str(folder), str(SAMPLES), str(EPOCHS), "0.03"]
         with (folder / "output").open("wb") as output:
             self.process = subprocess.Popen(
@@ -86,8 +88,8 @@ def started(tmp_path: Path) -> Iterator[Any]:
     """Starts a job, which does not outlive the test."""
     jobs: list[Training] = []
 
-    def start(*words: str) -> Training:
-        jobs.append(Training(tmp_path, *words))
+    def start(*words: str, **variables: str) -> Training:
+        jobs.append(Training(tmp_path, *words, **variables))
         return jobs[-1]
 
     yield start
@@ -106,6 +108,7 @@ def check(ends: list[dict[str, Any]], worlds: int) -> None:
     counts = ends[0]["counts"]
     assert all(end["counts"] == counts for end in ends)
     assert all(end["iterations"] == ends[0]["iterations"] for end in ends)
+    assert all(len(end["traced_in"]) == 1 and end["traced_in"][0] <= 0 for end in ends)  # before the first change
     assert max(counts) <= EPOCHS
     assert sum(counts) >= EPOCHS * SAMPLES - 4 * worlds
     assert collections.Counter(counts).most_common(1)[0][0] == EPOCHS
@@ -145,3 +148,19 @@ def test_several_workers_die_at_once_and_in_a_row(started):
     ends = job.ended()
     assert ends
     check(ends, 8)
+
+
+def test_a_worker_that_dies_while_it_joins_costs_a_world(started):
+    job = started("-np", "3", "--min-np", "2", DIES="3 joins")
+    job.reached(20)
+    os.kill(job.workers()[1], signal.SIGKILL)
+    job.reached(30, size=2)
+    check(job.ended(), 6)
+    assert "worker 3" in job.output()
+
+
+def test_a_worker_that_dies_while_a_checkpoint_is_written_leaves_the_others_whole(started):
+    job = started("-np", "3", "--min-np", "2", "--max-np", "3", DIES="0 saves", CHECKPOINTS="1")
+    check(job.ended(), 4)
+    assert "worker 0 (rank 0, host localhost) lost: ended by SIGKILL" in job.output()
+    assert newest(job.folder / "checkpoints") is not None

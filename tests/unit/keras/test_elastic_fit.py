@@ -106,3 +106,36 @@ def test_the_histories_of_two_worlds_are_joined():
     assert joined.epoch == [0, 1, 2]
     assert joined.history == {"loss": [3.0, 2.0, 1.0], "accuracy": [0.5]}
     assert _joined(None, second) is second
+
+
+class Writer(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.heard = []
+
+    def on_train_begin(self, logs=None):
+        self.heard.append("begin")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.heard.append(epoch)
+
+
+def test_callbacks_that_write_work_on_the_rank_that_is_the_first(monkeypatch, tmp_path):
+    writer, csv = Writer(), keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    listed = hvd.callbacks.synchronized([writer, csv], only_on_root=[Writer], elastic=True)
+    assert writer not in listed
+    model = compiled()
+    model.fit(data, epochs=2, verbose=0, callbacks=listed)
+    assert writer.heard == ["begin", 0, 1]
+    monkeypatch.setattr("hvd_ext.keras.elastic_fit.first_rank.rank", lambda: 1)
+    model.fit(data, epochs=2, verbose=0, callbacks=listed)
+    assert writer.heard == ["begin", 0, 1]
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 3
+
+
+def test_a_backup_is_refused_and_a_checkpoint_leaves_sigterm_alone(tmp_path):
+    with pytest.raises(InvalidError, match="BackupAndRestore: with elastic=True it would go back"):
+        hvd.callbacks.synchronized(keras.callbacks.BackupAndRestore(tmp_path), elastic=True)
+    checkpoint = hvd.callbacks.Checkpoint(tmp_path / "checkpoints")
+    checkpoint.leave_signal("SIGTERM")
+    assert checkpoint.signals == ("SIGUSR1",)
