@@ -13,7 +13,7 @@ from hvd_ext import options
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docker/*.md")])
 # of setup.py, of the tools that start jobs, of C++
-OTHER_NAMES = {"HVD_EXT_NATIVE", "HVD_EXT_LAUNCHER", "HVD_EXT_PLAN_VERSION"}
+OTHER_NAMES = {"HVD_EXT_NATIVE", "HVD_EXT_LAUNCHER", "HVD_EXT_PLAN_VERSION", "HVD_EXT_LINK_LIMIT_S", "HVD_EXT_RSH"}
 CMAKE_OPTION = re.compile(r"-D\w+(=\S+)?")
 
 

@@ -58,6 +58,7 @@ ELSEWHERE = {
     "python -m hvd_ext plan --topology *": "tests/unit/topology/test_read.py",
     "python -m hvd_ext simulate --*": "tests/unit/planning/test_simulate_command.py",
     "mpirun -np * python -m hvd_ext doctor": "tests/mpi/test_doctor.py",
+    "python -m hvd_ext run *": "tests/unit/runner/test_supervisor.py",
     "* python -m hvd_ext probe*": "tests/mpi/test_probe.py",
     "python -m hvd_ext cluster run * -- python train.py": "tests/mpi/test_cluster.py",
     "python -m hvd_ext cluster run * -- python examples/digits.py*": "tests/mpi/test_demo.py",
