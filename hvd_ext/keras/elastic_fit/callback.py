@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -69,6 +70,7 @@ class Elastic(base.Callback):
         self._progress: Progress | None = None  # where this rank goes on; None: it is new
         self._left_out = 0
         self._rest: Skipping | None = None
+        self._leaves_garbage = False  # a `fit` that has failed is freed by Python's collector alone
         self._data: Any = None  # of `fit`, made in this world
         self._beside: list[Any] = []
         self._epoch = self._before = self._first = 0
@@ -113,7 +115,7 @@ class Elastic(base.Callback):
                 history = _joined(history, model.history)
                 self._progress = self._here()
                 kept = progresses.carried_over(model, together=together)
-            self._trains = False
+            self._trains, self._leaves_garbage = False, True
             process.rejoin(options)
             if not models.outlives_world(model):
                 model.train_function = model.test_function = model.predict_function = None
@@ -154,6 +156,9 @@ class Elastic(base.Callback):
         if self._rest is not None:
             self._rest.end()
             self._rest = None
+        if self._leaves_garbage:
+            self._leaves_garbage = False
+            gc.collect()
         self._progress = None
         self._epoch, self._before = epoch + 1, self._updates()
         self._first = 0
