@@ -19,7 +19,7 @@ from hvd_ext.data.loading import ON_ERROR, OTHERS, Loader, first_line
 from hvd_ext.data.settings import check_division, check_enough, check_whole
 from hvd_ext.data.steps import Steps, untuned
 from hvd_ext.errors import InvalidError, NotInitializedError
-from hvd_ext.job import consensus, launch, log, process, process_sets, runtime
+from hvd_ext.job import consensus, launch, log, membership, process, process_sets, runtime
 from hvd_ext.tensorflow.ops import plain
 
 if TYPE_CHECKING:
@@ -349,6 +349,8 @@ class DataCache:
         """
         self._check_open()
         engine = self._engine if process_set is None else process_sets.member(process_set, "dataset").engine
+        if engine is not None and membership.session() is not None:  # another world may have begun since
+            engine = process_sets.member(process_set or self._process_set, "dataset").engine
         rank, size = (0, 1) if engine is None else (engine.rank, engine.size)
         settings = {
             "batch_size": batch_size,

@@ -160,7 +160,7 @@ def test_a_worker_that_dies_while_it_joins_costs_a_world(started):
 
 
 def test_a_worker_that_dies_while_a_checkpoint_is_written_leaves_the_others_whole(started):
-    job = started("-np", "3", "--min-np", "2", "--max-np", "3", DIES="0 saves", CHECKPOINTS="1")
+    job = started("-np", "3", "--min-np", "2", "--max-np", "3", DIES="0 saves", CHECKPOINTS="1", CACHE="1")
     check(job.ended(), 4)
     assert "worker 0 (rank 0, host localhost) lost: ended by SIGKILL" in job.output()
     assert newest(job.folder / "checkpoints") is not None
