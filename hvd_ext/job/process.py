@@ -112,8 +112,8 @@ def _join_world(session: membership.Session, plan: launch.Launch, settings: opti
     while True:
         world, sockets = session.join()
         alone = len(world.peers) == 1
-        running = engine.start_local(settings) if alone else engine.start_mesh(settings, world.rank, sockets)
         try:
+            running = engine.start_local(settings) if alone else engine.start_mesh(settings, world.rank, sockets)
             _join(running, plan, settings, *others)
         except CommunicationError as error:
             log.logger.warning("world %d: a rank was lost at its start: %s", world.number, error)

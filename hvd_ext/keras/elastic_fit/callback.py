@@ -32,6 +32,35 @@ _ASK_S = 0.25
 _MOST = 10
 
 
+class _Passed:
+    """Counts the calls of `fit`: a worker that comes late passes over those that the others have done."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._met: Progress | None = None  # the others are in a later call, and this worker has met them already
+
+    def next(self) -> int:
+        """Give the number of a call that begins."""
+        self._count += 1
+        return self._count - 1
+
+    def is_over(self, number: int) -> bool:
+        """Tell whether the others are in a later call."""
+        return self._met is not None and self._met.fit > number
+
+    def keep(self, met: Progress, number: int) -> bool:
+        """Keep where the others are for the call in which they are; returns whether it is a later one."""
+        self._met = met if met.fit > number else None
+        return self._met is not None
+
+    def waiting(self, number: int) -> Progress | None:
+        """Give where the others are, if this is their call and this worker has met them in an earlier one."""
+        return self._met if self._met is not None and self._met.fit == number else None
+
+
+_passed = _Passed()
+
+
 class Changed(Exception):
     """The ranks leave their world together, after the same batch, because others join or leave."""
 
@@ -73,7 +102,7 @@ class Elastic(base.Callback):
         self._leaves_garbage = False  # a `fit` that has failed is freed by Python's collector alone
         self._data: Any = None  # of `fit`, made in this world
         self._beside: list[Any] = []
-        self._epoch = self._before = self._first = 0
+        self._epoch = self._step = self._before = self._first = 0
         self._trains = False
         self._next_ask = self._interval = 1
         self._asked_s = 0.0
@@ -90,19 +119,30 @@ class Elastic(base.Callback):
         if membership.session() is None:
             return plain(model, **arguments | _made(arguments))
         options, kept = runtime.current().options, list[States]()
+        self.set_model(model)
+        self._trains, number = False, _passed.next()
+        first = arguments.get("initial_epoch", 0)
+        self._progress = Progress(number, first, 0, self._updates(), process.size(), {}, {}) if number else None
         for callback in _flat(arguments.get("callbacks")):
             if hasattr(callback, "leave_signal"):
                 callback.leave_signal("SIGTERM")
         session = membership.session()
-        if session is not None and session.waits:
+        late = session is not None and session.waits
+        if late:
+            self._progress = None
             _trace(model, plain, arguments)
             process.rejoin(options)
+        if _passed.is_over(number):
+            return keras.callbacks.History()
+        meets = late or _passed.waiting(number) is not None
         history: keras.callbacks.History | None = None
         fruitless = 0
         while True:
             try:
-                result = plain(model, **self._begun(model, arguments, kept))
-                return _joined(history, result)
+                begun = self._begun(model, arguments, kept, number, meets=meets)
+                if begun is None:
+                    return keras.callbacks.History()
+                return _joined(history, plain(model, **begun))
             except Exception as error:
                 if not isinstance(error, Changed) and not is_loss(error):
                     raise
@@ -113,9 +153,14 @@ class Elastic(base.Callback):
                 together = isinstance(error, Changed)
             if self._trains:
                 history = _joined(history, model.history)
-                self._progress = self._here()
-                kept = progresses.carried_over(model, together=together)
-            self._trains, self._leaves_garbage = False, True
+                self._progress = self._here(number)
+                try:
+                    kept = progresses.carried_over(model, together=together)
+                except Exception as error:
+                    if not is_loss(error):
+                        raise
+                    kept = progresses.carried_over(model, together=False)
+            self._trains, self._leaves_garbage, meets = False, True, True
             process.rejoin(options)
             if not models.outlives_world(model):
                 model.train_function = model.test_function = model.predict_function = None
@@ -126,11 +171,11 @@ class Elastic(base.Callback):
         """Leave out the batches of the first epoch that earlier worlds have trained on."""
         self._beside = self._beside or callback_states.beside(self)
         self._rest, resumed = None, self._progress
-        self._epoch, self._before = epoch, self._updates()
+        self._epoch, self._step, self._before = epoch, 0, self._updates()
         self._first = 0
         if resumed is not None and epoch == resumed.epoch:
             callback_states.restore(self._beside, resumed.callbacks)
-            self._first = self._left_out
+            self._first = self._step = self._left_out
             read = functools.partial(self._begin_rest, epoch)
             reads = not self._has_order
             if self._first:
@@ -143,10 +188,10 @@ class Elastic(base.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Leave the world if others wait to join; all ranks do so after the same batch."""
         if self._rest is not None:
-            if self._rest.left:
-                return
-            self._rest = None
+            if not self._rest.left:
+                self._rest = None
             return
+        self._step, self._before = batch + 1, self._updates()
         self._next_ask -= 1
         if self._next_ask <= 0 and self._ask():
             raise Changed("workers join or leave")
@@ -160,15 +205,30 @@ class Elastic(base.Callback):
             self._leaves_garbage = False
             gc.collect()
         self._progress = None
-        self._epoch, self._before = epoch + 1, self._updates()
+        self._epoch, self._step, self._before = epoch + 1, 0, self._updates()
         self._first = 0
 
-    def _begun(self, model: keras.Model, arguments: dict[str, Any], kept: list[States]) -> dict[str, Any]:
-        """Meet the other ranks of a world; returns the arguments of its `fit`."""
+    def _begun(
+        self, model: keras.Model, arguments: dict[str, Any], kept: list[States], number: int, *, meets: bool
+    ) -> dict[str, Any] | None:
+        """Begin a call of `fit` in a world; returns its arguments.
+
+        Args:
+            model: the model.
+            arguments: those of the user.
+            kept: what this rank carries over from the world before.
+            number: of the call.
+            meets: whether the ranks may be at different places; else all begin with this call.
+
+        Returns:
+            The arguments; None if the others are in a later call.
+        """
         before = self._progress
         self._beside, self._left_out, self._has_order = [], 0, False
         self._next_ask = self._interval = 1
-        met = progresses.meet(model, before, kept)
+        met = _passed.waiting(number) or (progresses.meet(model, before, kept) if meets else None)
+        if met is not None and _passed.keep(met, number):
+            return None
         listed = _flat(arguments.get("callbacks"))
         now = dict(arguments)
         now.update(_made(arguments))
@@ -189,13 +249,13 @@ class Elastic(base.Callback):
         banner.say(job, f"elastic: {size} {'ranks go' if size > 1 else 'rank goes'} on in {words}; {met.size} before")
         return now
 
-    def _here(self) -> Progress:
-        """Give how far this rank is, between two steps."""
+    def _here(self, number: int) -> Progress:
+        """Give how far this rank is, between two steps; a step may have been applied and not have ended."""
         updates = self._updates()
-        step = self._first + updates - self._before
+        step = self._step + updates - self._before
         data = progresses.position(self._data, self._epoch, step)
         states = callback_states.collect(self._beside)
-        return Progress(self._epoch, step, updates, runtime.current().engine.size, data, states)
+        return Progress(number, self._epoch, step, updates, runtime.current().engine.size, data, states)
 
     def _updates(self) -> int:
         return int(self.model.optimizer.iterations)

@@ -26,6 +26,7 @@ class Progress:
     """How far a training is on one rank.
 
     Attributes:
+        fit: the number of the call of `fit`, counted in the process.
         epoch: the one under way.
         step: the number of its batches that are done, those included that were left out because an earlier world had
             them.
@@ -35,6 +36,7 @@ class Progress:
         callbacks: the state of Keras' callbacks.
     """
 
+    fit: int
     epoch: int
     step: int
     updates: int

@@ -84,14 +84,14 @@ def test_a_rate_is_scaled_and_a_schedule_is_refused():
 
 
 def test_batches_of_data_without_an_order_are_left_out_by_their_number():
-    at = Progress(epoch=1, step=6, updates=30, size=4, data={}, callbacks={})
+    at = Progress(fit=0, epoch=1, step=6, updates=30, size=4, data={}, callbacks={})
     plain = hvd.shard((X, X[:, :1]), 4)
     assert [progresses.left_out(plain, at, size) for size in (4, 2, 3, 8)] == [6, 12, 8, 3]
 
 
 def test_data_with_an_order_are_divided_from_their_position_on():
     data_set = data()
-    at = Progress(epoch=1, step=2, updates=8, size=1, data={"shard": {"parts": 1, "position": 10}}, callbacks={})
+    at = Progress(fit=0, epoch=1, step=2, updates=8, size=1, data={"shard": {"parts": 1, "position": 10}}, callbacks={})
     assert progresses.left_out(data_set, at, 1) == 2  # 14 samples are left: 4 steps of 6
     (cursor,) = [cursor for _, cursor in progresses._named(data_set)]
     assert cursor.again == Again(1, 2, 10)
