@@ -133,7 +133,7 @@ class Elastic(base.Callback):
             _trace(model, plain, arguments)
             process.rejoin(options)
         if _passed.is_over(number):
-            return keras.callbacks.History()
+            return _passed_over()
         meets = late or _passed.waiting(number) is not None
         history: keras.callbacks.History | None = None
         fruitless = 0
@@ -141,7 +141,7 @@ class Elastic(base.Callback):
             try:
                 begun = self._begun(model, arguments, kept, number, meets=meets)
                 if begun is None:
-                    return keras.callbacks.History()
+                    return _passed_over()
                 return _joined(history, plain(model, **begun))
             except Exception as error:
                 if not isinstance(error, Changed) and not is_loss(error):
@@ -338,6 +338,13 @@ def _scale(optimizer: Any, factor: float) -> None:
             "hvd_ext.scale_learning_rate in it, and scale='none'"
         )
     rate.assign(np.asarray(rate.numpy()) * np.asarray(factor, rate.dtype))
+
+
+def _passed_over() -> keras.callbacks.History:
+    """Give the history of a call of `fit` that trains nothing."""
+    history = keras.callbacks.History()
+    history.on_train_begin()
+    return history
 
 
 def _joined(first: keras.callbacks.History | None, second: Any) -> Any:

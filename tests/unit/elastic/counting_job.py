@@ -107,8 +107,9 @@ if os.environ.get("CHECKPOINTS"):
 history = model.fit(data, epochs=epochs, verbose=0, callbacks=hvd.callbacks.synchronized(callbacks, elastic=True))
 if compression:
     hvd.flush(optimizer)
-if compression or os.environ.get("TWICE"):
-    model.fit(data, epochs=1, verbose=0, callbacks=hvd.callbacks.synchronized(elastic=True))
+if compression or "MORE_EPOCHS" in os.environ:
+    more = int(os.environ.get("MORE_EPOCHS", "1"))
+    model.fit(data, epochs=more, verbose=0, callbacks=hvd.callbacks.synchronized([Progress()], elastic=True))
 counts = (-model.get_layer("counts").get_weights()[0][:, 0]).tolist()
 note(
     counts=counts,

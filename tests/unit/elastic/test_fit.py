@@ -27,12 +27,12 @@ SAMPLES, EPOCHS = 240, 12
 class Training:
     """A supervised job of `counting_job.py`."""
 
-    def __init__(self, folder: Path, *words: str, **variables: str) -> None:
+    def __init__(self, folder: Path, *words: str, epochs: int = EPOCHS, **variables: str) -> None:
         self.folder = folder
         environment = {name: text for name, text in os.environ.items() if name not in launcher.RANK_VARIABLES}
         environment |= {"HVD_EXT_PROBE": "off", "HVD_EXT_STALL_FATAL_S": "120", "TF_CPP_MIN_LOG_LEVEL": "2"}
         environment |= variables
-        command = [sys.executable, str(JOB), str(folder), str(SAMPLES), str(EPOCHS), "0.03"]
+        command = [sys.executable, str(JOB), str(folder), str(SAMPLES), str(epochs), "0.03"]
         with (folder / "output").open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "hvd_ext", "run", *words, "--", *command],
@@ -88,7 +88,7 @@ def started(tmp_path: Path) -> Iterator[Any]:
     """Starts a job, which does not outlive the test."""
     jobs: list[Training] = []
 
-    def start(*words: str, **variables: str) -> Training:
+    def start(*words: str, **variables: Any) -> Training:
         jobs.append(Training(tmp_path, *words, **variables))
         return jobs[-1]
 
@@ -164,3 +164,13 @@ def test_a_worker_that_dies_while_a_checkpoint_is_written_leaves_the_others_whol
     check(job.ended(), 4)
     assert "worker 0 (rank 0, host localhost) lost: ended by SIGKILL" in job.output()
     assert newest(job.folder / "checkpoints") is not None
+
+
+def test_a_worker_that_comes_late_passes_over_the_calls_of_fit_that_are_done(started):
+    job = started("-np", "2", "--min-np", "1", epochs=2, MORE_EPOCHS=str(EPOCHS - 2))
+    job.reached(70)  # 30 updates an epoch
+    os.kill(job.workers()[1], signal.SIGKILL)
+    job.reached(80, size=1)
+    ends = job.ended()
+    check(ends, 4)
+    assert any(line["size"] == 2 and line["worker"] > 1 for line in job.lines("updates"))
