@@ -223,8 +223,8 @@ namespace {
 
 // Never destroyed, as Process.
 struct Successors {
-  std::mutex making;                  // one is made at a time
-  std::atomic<bool> any{false};       // read without the lock, in each step
+  std::mutex making;             // one is made at a time
+  std::atomic<bool> any{false};  // read without the lock, in each step
   Mutex mutex;
   std::map<int64_t, int64_t> by_stopped HVD_EXT_GUARDED_BY(mutex);
   std::function<void(int64_t)> call HVD_EXT_GUARDED_BY(mutex);

@@ -1,9 +1,9 @@
 // Messages over one connection for each pair of ranks, made by the caller: a job without MPI.
 //
-// What comes is read at once and kept until somebody asks for it, so that a sender never waits for a receive. That suits
-// control messages, and the data by which faster paths are agreed; connections of a second kind (transport_tcp.cc) and
-// shared memory stand in front and carry the rest. A connection that ends without a farewell is a rank that is gone, and
-// every later call says so.
+// What comes is read at once and kept until somebody asks for it, so that a sender never waits for a receive. That
+// suits control messages, and the data by which faster paths are agreed; connections of a second kind
+// (transport_tcp.cc) and shared memory stand in front and carry the rest. A connection that ends without a farewell is
+// a rank that is gone, and every later call says so.
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -88,7 +88,8 @@ struct Peer {
 // The connections of a rank. Each engine of the process has a thread that calls it.
 class Mesh : public std::enable_shared_from_this<Mesh> {
  public:
-  Mesh(int rank, const std::vector<int>& sockets) : rank_(rank), peers_(sockets.size()), poll_(epoll_create1(EPOLL_CLOEXEC)) {
+  Mesh(int rank, const std::vector<int>& sockets)
+      : rank_(rank), peers_(sockets.size()), poll_(epoll_create1(EPOLL_CLOEXEC)) {
     for (size_t at = 0; at < sockets.size(); ++at) {
       if (static_cast<int>(at) == rank) continue;
       peers_[at].socket = sockets[at];
@@ -286,7 +287,8 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
     const ssize_t got = recv(peer.socket, bytes, sizeof(bytes), MSG_DONTWAIT);
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
     if (got <= 0) {
-      Lose(rank, got == 0 ? "its connection has ended" : std::string("its connection is broken: ") + std::strerror(errno));
+      Lose(rank,
+           got == 0 ? "its connection has ended" : std::string("its connection is broken: ") + std::strerror(errno));
       return;
     }
     peer.came.append(bytes, static_cast<size_t>(got));
@@ -410,8 +412,8 @@ class MeshTransport : public Transport {
   }
   Status Check(int peer, int64_t nbytes) const {
     if (peer >= 0 && peer < size() && nbytes >= 0) return Status::Ok();
-    return Internal("rank " + std::to_string(peer) + ", " + std::to_string(nbytes) + " bytes: the rank must be in [0, " +
-                    std::to_string(size()) + "), and the bytes not negative");
+    return Internal("rank " + std::to_string(peer) + ", " + std::to_string(nbytes) +
+                    " bytes: the rank must be in [0, " + std::to_string(size()) + "), and the bytes not negative");
   }
   static Status Gone(int rank, const std::string& why) {
     return Communication("rank " + std::to_string(rank) + ": " + why);
