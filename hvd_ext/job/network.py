@@ -60,7 +60,7 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
     def known() -> dict[str, Any]:
         # Only rank 0 looks for a file, because hosts may have different ones.
         entry = None
-        if engine.rank == 0 and (before := _seen_before(hosts)) is not None:
+        if engine.rank == 0 and is_later and (before := _seen_before(hosts)) is not None:
             entry = before, "as before"
         elif engine.rank == 0 and options.probe not in ("refresh", "off"):
             found = probe_cache.find(key, probe_cache.folder(options))

@@ -23,24 +23,24 @@
 namespace hvd_ext {
 namespace {
 
-constexpr size_t kRead = 64 << 10;  // bytes of one read
+constexpr size_t kMeshRead = 64 << 10;  // bytes of one read
 
-enum Kind : int32_t { kData = 0, kControl = 1, kFarewell = 2 };
+enum MeshKind : int32_t { kData = 0, kControl = 1, kFarewell = 2 };
 
-struct Header {
+struct MeshHeader {
   uint64_t space;  // the job, or one of its subsets
   int32_t kind, tag;
   uint32_t run, segment;
   int64_t nbytes;
 };
-static_assert(sizeof(Header) == 32, "without gaps");
+static_assert(sizeof(MeshHeader) == 32, "without gaps");
 
-struct Message {
+struct MeshMessage {
   Label label;
   std::string bytes;
 };
 
-struct Outgoing {
+struct MeshOutgoing {
   std::string bytes;  // header and message
   size_t sent = 0;
   bool IsSent() const { return sent == bytes.size(); }
@@ -60,26 +60,26 @@ struct MeshRequest : Request {
   const Label label;
   char* const data;  // a receive's
   const int64_t nbytes;
-  std::shared_ptr<Outgoing> outgoing;  // a send's
-  bool waits = false;                  // a receive that has met no message yet
+  std::shared_ptr<MeshOutgoing> outgoing;  // a send's
+  bool waits = false;                      // a receive that has met no message yet
   bool done = false;
-  std::shared_ptr<const Message> wrong;  // what a receive has met that it was not meant for
+  std::shared_ptr<const MeshMessage> wrong;  // what a receive has met that it was not meant for
 };
 
 // What waits for its counterpart, of one sender and tag: either messages or receives.
-struct Waiting {
-  std::deque<Message> messages;
+struct MeshWaiting {
+  std::deque<MeshMessage> messages;
   std::deque<MeshRequest*> receives;
 };
 
-struct Space {
-  std::map<std::pair<int, int>, Waiting> waiting;    // by sender and tag
-  std::deque<std::pair<int, std::string>> controls;  // sender, message
+struct MeshSpace {
+  std::map<std::pair<int, int>, MeshWaiting> waiting;  // by sender and tag
+  std::deque<std::pair<int, std::string>> controls;    // sender, message
 };
 
-struct Peer {
+struct MeshPeer {
   int socket = -1;
-  std::deque<std::shared_ptr<Outgoing>> outgoing;
+  std::deque<std::shared_ptr<MeshOutgoing>> outgoing;
   std::string came;  // the begin of the next message
   bool left = false;
   std::string gone;  // why nothing more comes; empty: the connection works
@@ -97,7 +97,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
     }
   }
   ~Mesh() {
-    for (const Peer& peer : peers_) {
+    for (const MeshPeer& peer : peers_) {
       if (peer.socket >= 0) close(peer.socket);
     }
     if (poll_ >= 0) close(poll_);
@@ -125,7 +125,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
       mine->done = true;
     } else {
       std::lock_guard<std::mutex> lock(mutex_);
-      Waiting& waiting = spaces_[space].waiting[{from, label.tag}];
+      MeshWaiting& waiting = spaces_[space].waiting[{from, label.tag}];
       if (waiting.messages.empty()) {
         mine->waits = true;
         waiting.receives.push_back(mine.get());
@@ -176,7 +176,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
       return "";
     }
     for (int rank : ranks) {
-      const Peer& other = peers_[static_cast<size_t>(rank)];
+      const MeshPeer& other = peers_[static_cast<size_t>(rank)];
       if (other.gone.empty() || other.left) continue;
       *peer = rank;
       return other.gone;
@@ -187,7 +187,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   bool Pending() {
     std::lock_guard<std::mutex> lock(mutex_);
     Move();
-    return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.outgoing.empty(); });
+    return std::any_of(peers_.begin(), peers_.end(), [](const MeshPeer& peer) { return !peer.outgoing.empty(); });
   }
 
   // The number of a subset, equal on its ranks.
@@ -207,7 +207,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   void SayFarewell() {
     std::lock_guard<std::mutex> lock(mutex_);
     for (int rank = 0; rank < size(); ++rank) {
-      Peer& peer = peers_[static_cast<size_t>(rank)];
+      MeshPeer& peer = peers_[static_cast<size_t>(rank)];
       if (rank == rank_ || !peer.gone.empty()) continue;
       Queue(0, kFarewell, rank, 0, nullptr, 0);
       shutdown(peer.socket, SHUT_WR);
@@ -234,18 +234,18 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   }
 
   void Lose(int rank, const std::string& why) {
-    Peer& peer = peers_[static_cast<size_t>(rank)];
+    MeshPeer& peer = peers_[static_cast<size_t>(rank)];
     if (!peer.gone.empty()) return;
     peer.gone = why;
     peer.outgoing.clear();
     Watch(rank, EPOLL_CTL_DEL, 0);
   }
 
-  std::shared_ptr<Outgoing> Queue(uint64_t space, Kind kind, int to, const Label& label, const void* data,
-                                  int64_t nbytes) {
-    auto outgoing = std::make_shared<Outgoing>();
-    Peer& peer = peers_[static_cast<size_t>(to)];
-    Header header{space, kind, label.tag, label.run, label.segment, nbytes};
+  std::shared_ptr<MeshOutgoing> Queue(uint64_t space, MeshKind kind, int to, const Label& label, const void* data,
+                                      int64_t nbytes) {
+    auto outgoing = std::make_shared<MeshOutgoing>();
+    MeshPeer& peer = peers_[static_cast<size_t>(to)];
+    MeshHeader header{space, kind, label.tag, label.run, label.segment, nbytes};
     outgoing->bytes.reserve(sizeof(header) + static_cast<size_t>(nbytes));
     outgoing->bytes.assign(reinterpret_cast<const char*>(&header), sizeof(header));
     if (nbytes > 0) outgoing->bytes.append(static_cast<const char*>(data), static_cast<size_t>(nbytes));
@@ -257,9 +257,9 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
 
   // Sends what the kernel takes.
   void Push(int rank) {
-    Peer& peer = peers_[static_cast<size_t>(rank)];
+    MeshPeer& peer = peers_[static_cast<size_t>(rank)];
     while (!peer.outgoing.empty()) {
-      Outgoing& front = *peer.outgoing.front();
+      MeshOutgoing& front = *peer.outgoing.front();
       const ssize_t sent = send(peer.socket, front.bytes.data() + front.sent, front.bytes.size() - front.sent,
                                 MSG_NOSIGNAL | MSG_DONTWAIT);
       if (sent < 0 && errno == EINTR) continue;
@@ -282,8 +282,8 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   }
 
   void Pull(int rank) {
-    Peer& peer = peers_[static_cast<size_t>(rank)];
-    char bytes[kRead];
+    MeshPeer& peer = peers_[static_cast<size_t>(rank)];
+    char bytes[kMeshRead];
     const ssize_t got = recv(peer.socket, bytes, sizeof(bytes), MSG_DONTWAIT);
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
     if (got <= 0) {
@@ -293,7 +293,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
     }
     peer.came.append(bytes, static_cast<size_t>(got));
     size_t at = 0;
-    Header header;
+    MeshHeader header;
     while (peer.came.size() - at >= sizeof(header)) {
       std::memcpy(&header, peer.came.data() + at, sizeof(header));
       if (header.nbytes < 0 || header.kind < kData || header.kind > kFarewell) {
@@ -308,14 +308,14 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
     peer.came.erase(0, at);
   }
 
-  void Take(int rank, const Header& header, std::string bytes) {
+  void Take(int rank, const MeshHeader& header, std::string bytes) {
     if (header.kind == kFarewell) {
       peers_[static_cast<size_t>(rank)].left = true;
     } else if (header.kind == kControl) {
       spaces_[header.space].controls.emplace_back(rank, std::move(bytes));
     } else {
-      Message message{Label(header.tag, header.run, header.segment), std::move(bytes)};
-      Waiting& waiting = spaces_[header.space].waiting[{rank, header.tag}];
+      MeshMessage message{Label(header.tag, header.run, header.segment), std::move(bytes)};
+      MeshWaiting& waiting = spaces_[header.space].waiting[{rank, header.tag}];
       if (waiting.receives.empty()) {
         waiting.messages.push_back(std::move(message));
       } else {
@@ -327,20 +327,20 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
     }
   }
 
-  static void Meet(MeshRequest* request, Message message) {
+  static void Meet(MeshRequest* request, MeshMessage message) {
     if (message.label.Belongs(request->label) && static_cast<int64_t>(message.bytes.size()) == request->nbytes) {
       std::memcpy(request->data, message.bytes.data(), message.bytes.size());
       request->done = true;
     } else {
-      request->wrong = std::make_shared<Message>(std::move(message));
+      request->wrong = std::make_shared<MeshMessage>(std::move(message));
     }
   }
 
   const int rank_;
   std::mutex mutex_;
-  std::vector<Peer> peers_;
+  std::vector<MeshPeer> peers_;
   const int poll_;
-  std::map<uint64_t, Space> spaces_;
+  std::map<uint64_t, MeshSpace> spaces_;
   std::map<uint64_t, uint64_t> subsets_;  // made so far, by ranks and tag
 };
 
