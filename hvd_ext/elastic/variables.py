@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hvd_ext.elastic.state import ObjectState
 from hvd_ext.errors import InvalidError
+from hvd_ext.job import membership
 from hvd_ext.keras import base
 from hvd_ext.keras.optimizers import models
 from hvd_ext.keras.optimizers.comparable import variables_of
@@ -126,7 +127,7 @@ class TensorFlowKerasState(ObjectState):
 
     def reset(self) -> None:
         """Drop the functions that the model has traced, unless they may run in another world."""
-        if models.outlives_world(self.model):
+        if membership.session() is not None and models.outlives_world(self.model):
             return
         for part in (self.model, *(value for _, value in layers.walk(self.model))):
             if hasattr(part, "make_train_function"):

@@ -600,7 +600,7 @@ class Supervisor:
             worker.leave(str(message.get("why")))
         elif kind == "done":
             worker.done = not (worker.leaving or worker.ending)
-            self._leaves_world(worker)
+            self._members.discard(worker)  # nobody misses it
 
     # Decisions
 

@@ -60,7 +60,7 @@ class Job:
         return list(begun[0]["peers"])
 
     def until_world(self, number: int, *workers: int) -> None:
-        until(lambda: self.world(number) is not None or self.process.poll() is not None, f"world {number}", 60)
+        until(lambda: self.world(number) is not None or self.process.poll() is not None, f"world {number}")
         assert self.world(number) == list(workers), self.output()
 
     def until_workers(self, *workers: int) -> int:
