@@ -145,7 +145,6 @@ class Session:
             if message["kind"] == "gone":
                 raise CommunicationError(message["why"])
             self._waits.clear()
-            self._changed.clear()
             world = _world(message)
             self.world = world.number
             try:
@@ -168,7 +167,7 @@ class Session:
     def _hear(self) -> None:
         """Read what the supervisor says, until one of both ends; a thread of its own runs this."""
         assert self._supervisor is not None
-        with contextlib.suppress(OSError), self._supervisor.makefile("rb") as lines:
+        with contextlib.suppress(OSError, ValueError), self._supervisor.makefile("rb") as lines:
             for line in lines:
                 message = json.loads(line)
                 kind = message.get("kind")
@@ -181,6 +180,7 @@ class Session:
                 else:
                     if kind == "world":
                         self._lost.clear()
+                        self._changed.clear()
                     self._messages.put(message)
         why = "the supervisor is gone, and with it the job"
         if self._waits.is_set():

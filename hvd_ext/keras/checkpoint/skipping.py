@@ -68,6 +68,11 @@ class Skipping:
         self._step = model.train_function
         model.train_function = self._skip
 
+    def drop(self) -> None:
+        """Give the model its training step back, wherever it is."""
+        self._model.train_function = self._step
+        self.left = 0
+
     def end(self) -> None:
         """Give the model its training step back; warn if the epoch has ended too early."""
         self._model.train_function = self._step

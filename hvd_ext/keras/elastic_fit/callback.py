@@ -151,6 +151,9 @@ class Elastic(base.Callback):
                     raise
                 logger.info("elastic: %s", error)
                 together = isinstance(error, Changed)
+            if self._rest is not None:
+                self._rest.drop()
+                self._rest = None
             if self._trains:
                 history = _joined(history, model.history)
                 self._progress = self._here(number)
@@ -193,7 +196,8 @@ class Elastic(base.Callback):
             return
         self._step, self._before = batch + 1, self._updates()
         self._next_ask -= 1
-        if self._next_ask <= 0 and self._ask():
+        is_last = batch + 1 == self.params.get("steps")  # its epoch ends first, with its metrics
+        if self._next_ask <= 0 and not is_last and self._ask():
             raise Changed("workers join or leave")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -282,6 +286,11 @@ def _refuse(model: Any, arguments: Mapping[str, Any]) -> None:
         raise InvalidError(
             f"fit, x ({type(arguments.get('x')).__name__}): with elastic=True it must be a function that returns the "
             "data, which are divided again when the ranks change: fit(lambda: hvd_ext.shard(data, batch_size), ...)"
+        )
+    if arguments.get("steps_per_epoch") is not None:
+        raise InvalidError(
+            f"fit, steps_per_epoch ({arguments['steps_per_epoch']}): with elastic=True the data say how long an epoch "
+            "is, because the number of steps depends on the number of ranks; leave it out"
         )
     if getattr(model, "steps_per_execution", 1) not in (1, None):
         raise InvalidError("fit: elastic=True needs steps_per_execution=1, a step that was lost is repeated alone")

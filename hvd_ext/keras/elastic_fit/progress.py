@@ -80,7 +80,7 @@ def meet(model: keras.Model, own: Progress | None, kept: list[States]) -> Progre
         layers.send(_NAME, model, engine.ranks[source])
         layers.refresh(model)
     progress: Progress = broadcast_object(own, engine.ranks[source], name=f"{_NAME}: progress")
-    _share(model, kept, progress.size, source)
+    _share(model, kept, progress.size)
     return progress
 
 
@@ -146,14 +146,15 @@ def carried_over(model: keras.Model, *, together: bool) -> list[States]:
     return allgather_object(own, name=f"{_NAME}: carried over") if together else [own]
 
 
-def _share(model: keras.Model, kept: list[States], before: int, source: int) -> None:
+def _share(model: keras.Model, kept: list[States], before: int) -> None:
     """Divide what the optimizers of all ranks carry over among the ranks of this world."""
     engine = runtime.current().engine
     counts = consensus.exchange(engine, f"{_NAME}: carried over", lambda: len(kept))
     if not any(counts):
         return
-    if counts[source] > 1 or before == 1:  # the source has what all had
-        states: list[States] = broadcast_object(kept, engine.ranks[source], name=f"{_NAME}: carried over")
+    if max(counts) > 1:  # that rank has what all had
+        whole = engine.ranks[counts.index(max(counts))]
+        states: list[States] = broadcast_object(kept, whole, name=f"{_NAME}: carried over")
     else:
         states = [one[0] for one in allgather_object(kept, name=f"{_NAME}: carried over") if one]
     lost = before - len(states)

@@ -69,6 +69,11 @@ def test_data_that_cannot_be_divided_again_are_refused(x):
         fit(compiled(), data())
 
 
+def test_the_length_of_an_epoch_is_that_of_the_data():
+    with pytest.raises(InvalidError, match=r"fit, steps_per_epoch \(3\): with elastic=True the data say"):
+        fit(compiled(), steps_per_epoch=3)
+
+
 def test_the_scale_is_one_of_two():
     with pytest.raises(InvalidError, match=r"Elastic, scale \('square'\): must be 'none' or 'linear'"):
         hvd.callbacks.Elastic(scale="square")
