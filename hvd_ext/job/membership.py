@@ -262,31 +262,29 @@ class Session:
                 yield int(rank), connection
 
 
-def own_addresses() -> list[str]:
-    """Return the addresses of this host that others may reach."""
+def own_addresses(interfaces: Sequence[str] | None = None) -> list[str]:
+    """Return the addresses of this host that others may reach, of all its interfaces or of some."""
     found = []
-    for name, addresses in psutil.net_if_addrs().items():
-        if name == "lo":
+    for name, entries in psutil.net_if_addrs().items():
+        if interfaces is not None and name not in interfaces:
             continue
-        for address in addresses:
-            if address.family == socket.AF_INET or (
-                address.family == socket.AF_INET6 and not address.address.startswith("fe80")
-            ):
-                found.append(address.address)
+        for entry in entries:
+            loopback = entry.address.startswith("127.") or entry.address == "::1"
+            internet = entry.family in (socket.AF_INET, socket.AF_INET6)
+            if internet and not loopback and not entry.address.startswith("fe80"):
+                found.append(entry.address)
     return found
 
 
-def limited(connection: socket.socket, limit_s: float) -> None:
-    """Make a connection fail when the other side has not been heard of for so many seconds."""
-    connection.settimeout(None)
+def limited(connection: Any, limit_s: float) -> None:
+    """Make a connection, a socket or asyncio's, fail when the other side has been silent for so many seconds."""
     probe_s = max(1, int(limit_s / 4))
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe_s)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, probe_s)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limit_s * 1000))
+    options = {"TCP_KEEPIDLE": probe_s, "TCP_KEEPINTVL": probe_s, "TCP_KEEPCNT": 3}
+    options |= {"TCP_USER_TIMEOUT": int(limit_s * 1000), "TCP_NODELAY": 1}
+    for name, value in options.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def session() -> Session | None:
@@ -315,6 +313,7 @@ def _connected(addresses: Sequence[str], port: int, limit_s: float) -> socket.so
     for address in addresses:
         with contextlib.suppress(OSError):
             connection = socket.create_connection((address, port), _CONNECT_S)
+            connection.settimeout(None)
             limited(connection, limit_s)
             return connection
     return None

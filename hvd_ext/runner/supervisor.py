@@ -33,18 +33,16 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
-
 from hvd_ext.errors import HvdExtError, InvalidError
+from hvd_ext.job import membership
 from hvd_ext.runner import hosts as host_lists
 from hvd_ext.runner.launcher import RANK_VARIABLES, job_environment
 
 RSH = "HVD_EXT_RSH"
-ADDRESS, TOKEN, WORKER = "HVD_EXT_SUPERVISOR", "HVD_EXT_SUPERVISOR_TOKEN", "HVD_EXT_WORKER"
-LATE = "HVD_EXT_WORKER_LATE"
 LOOK_S = 0.2
 DISCOVER_S = 1.0
 HELLO_S = 10.0
+LINK_LIMIT_S = 20.0  # after which the connection of a host that does not answer breaks
 PING_S, SILENCE_S = 5.0, 30.0
 # A worker whose connection has broken usually ends at once, and then how it ended decides.
 BROKEN_S = 2.0
@@ -455,9 +453,13 @@ class Supervisor:
                 environment.pop(name, None)  # a rank's share of the cores is not the launcher's matter
         loopback, port = self._address
         addresses = ["127.0.0.1"] if local else []
-        addresses += [] if loopback else _addresses(self._settings.interfaces)
-        environment.update({ADDRESS: f"{','.join(addresses)}:{port}", TOKEN: self._token, WORKER: str(worker.number)})
-        environment[LATE] = str(int(self._world >= 0))
+        addresses += [] if loopback else membership.own_addresses(self._settings.interfaces)
+        environment |= {
+            membership.SUPERVISOR: f"{','.join(addresses)}:{port}",
+            membership.TOKEN: self._token,
+            membership.WORKER: str(worker.number),
+            membership.LATE: str(int(self._world >= 0)),
+        }
         command, folder = list(self._settings.command), os.getcwd()
         worker.host.send({"start": worker.number, "environment": environment, "command": command, "folder": folder})
 
@@ -553,7 +555,7 @@ class Supervisor:
         """Listen to a connection until it ends; one that breaks the protocol is closed."""
         worker: Worker | None = None
         try:
-            _keep_alive(writer.get_extra_info("socket"))
+            membership.limited(writer.get_extra_info("socket"), LINK_LIMIT_S)
             hello = await _message(reader, HELLO_S)
             worker = None if hello is None else self._greeted(hello)
             if worker is None:
@@ -755,20 +757,6 @@ class Supervisor:
         self._say(f"world {number}: {_count(len(ranked), 'worker')}{added}: {where}")
 
 
-def _addresses(interfaces: Sequence[str] | None) -> list[str]:
-    """Return this host's addresses that other hosts may reach."""
-    found = []
-    for name, entries in psutil.net_if_addrs().items():
-        if interfaces is not None and name not in interfaces:
-            continue
-        for entry in entries:
-            loopback = entry.address.startswith("127.") or entry.address == "::1"
-            internet = entry.family in (socket.AF_INET, socket.AF_INET6)
-            if internet and not loopback and not entry.address.startswith("fe80"):
-                found.append(entry.address)
-    return found
-
-
 async def _message(reader: asyncio.StreamReader, limit_s: float | None = None) -> dict[str, Any] | None:
     """Read a message; None if the connection has ended, or what arrives is no message."""
     try:
@@ -776,15 +764,6 @@ async def _message(reader: asyncio.StreamReader, limit_s: float | None = None) -
     except (OSError, ValueError, asyncio.TimeoutError):
         return None
     return message if isinstance(message, dict) else None
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    """Make a connection break within 20 s when the other host does not answer."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000, "TCP_NODELAY": 1}
-    for name, value in options.items():
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _how(code: int) -> str:

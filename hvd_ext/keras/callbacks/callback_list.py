@@ -74,8 +74,8 @@ def synchronized(
             "auto": after every step if a callback may stop within an epoch (`TerminateOnNaN`, or one of your own that
             works on batches), else at the ends of epochs. One exchange takes about as long as an allreduce of a few
             bytes.
-        elastic: whether `fit` goes on when ranks are lost or join, in a job that `python -m hvd_ext run` supervises; or
-            an `Elastic` with its options. The data of `fit` must then be a function that returns them.
+        elastic: whether `fit` continues when ranks are lost or join, in a job that `python -m hvd_ext run` supervises;
+            or an `Elastic` with its options. The data of `fit` must then be a function that returns them.
 
     Returns:
         The list for `fit`.

@@ -144,7 +144,7 @@ class Checkpoint(base.Callback):
         self._partial = self._goes_on = False
 
     def goes_on(self) -> None:
-        """Restore nothing when `fit` begins: training goes on in this process."""
+        """Restore nothing when `fit` begins: training continues in this process."""
         self._goes_on = True
 
     def leave_signal(self, name: str) -> None:

@@ -66,10 +66,10 @@ class Changed(Exception):
 
 
 class Elastic(base.Callback):
-    """Lets `fit` go on when ranks are lost or join; for jobs that `python -m hvd_ext run` supervises.
+    """Lets `fit` continue when ranks are lost or join; for jobs that `python -m hvd_ext run` supervises.
 
     All ranks have it in their callbacks; `synchronized(..., elastic=True)` makes one. When a rank is lost, those that
-    are left take the weights of the one that is furthest, which is one update ahead at most, and go on from the step
+    are left take the weights of the one that is furthest, which is one update ahead at most, and continue from the step
     that was interrupted. When others wait to join, all leave after the same batch, and the new ones get weights, slots,
     residuals and the place in the data. Nothing is restarted: optimizers and models stay in the process.
 
@@ -96,7 +96,7 @@ class Elastic(base.Callback):
         if scale not in ("none", "linear"):
             raise InvalidError(f"Elastic, scale ({scale!r}): must be 'none' or 'linear'")
         self.scale = scale
-        self._progress: Progress | None = None  # where this rank goes on; None: it is new
+        self._progress: Progress | None = None  # where this rank continues; None: it is new
         self._left_out = 0
         self._rest: Skipping | None = None
         self._leaves_garbage = False  # a `fit` that has failed is freed by Python's collector alone
@@ -281,7 +281,7 @@ class Elastic(base.Callback):
 
 
 def _refuse(model: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuse what `Elastic` cannot go on with."""
+    """Refuse what `Elastic` cannot continue with."""
     if not callable(arguments.get("x")) or isinstance(arguments["x"], tf.data.Dataset | keras.utils.PyDataset):
         raise InvalidError(
             f"fit, x ({type(arguments.get('x')).__name__}): with elastic=True it must be a function that returns the "

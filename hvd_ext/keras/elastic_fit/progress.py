@@ -54,7 +54,7 @@ def meet(model: keras.Model, own: Progress | None, kept: list[States]) -> Progre
         kept: from `carried_over`.
 
     Returns:
-        Where all ranks go on; None if all of them are new.
+        Where all ranks continue; None if all of them are new.
 
     Raises:
         InvalidError: the variables of a rank that is new do not exist yet.
@@ -104,7 +104,7 @@ def left_out(data: Any, progress: Progress, size: int) -> int:
 
     Args:
         data: the data of `fit`, made in this world.
-        progress: where all ranks go on.
+        progress: where all ranks continue.
         size: the number of ranks.
 
     Returns:
