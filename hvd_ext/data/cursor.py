@@ -40,6 +40,10 @@ class Again(NamedTuple):
     position: int
 
 
+# the names of its numbers in checkpoints
+_AGAIN = ("again: epoch", "again: step", "again: position")
+
+
 class Division(Protocol):
     """How the samples of an epoch are divided; `hvd_ext.data.steps.Steps`."""
 
@@ -163,6 +167,8 @@ class Cursors:
         if saved is not None:
             _compare(cursor, saved)
             cursor.parts = saved["parts"]
+            if all(saved[what] == now for what, now in cursor.kept.items()) and _AGAIN[0] in saved:
+                cursor.again = Again(*(saved[name] for name in _AGAIN))
 
     def items(self) -> list[tuple[str, DataCursor]]:
         """Give the cursors by their names."""
@@ -172,7 +178,14 @@ class Cursors:
     def get(self) -> dict[str, dict[str, int]]:
         """Give what a checkpoint keeps of each data set, by names; all ranks that share data have the same."""
         with self._lock:
-            return {name: {"parts": cursor.parts, **(cursor.kept or {})} for name, cursor in self._by_name.items()}
+            return {
+                name: {
+                    "parts": cursor.parts,
+                    **(cursor.kept or {}),
+                    **dict(zip(_AGAIN, cursor.again or (), strict=False)),
+                }
+                for name, cursor in self._by_name.items()
+            }
 
 
 DataCursor.loop = Cursors()

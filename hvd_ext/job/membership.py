@@ -92,6 +92,7 @@ class Session:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.worker, self.world = int(environ[WORKER]), -1
         self.waits = environ.get(LATE, "") == "1"
+        self.last: str | None = None
         self._limit_s = _limit_s(environ)
         self._listening = socket.create_server(("", 0), backlog=128)
         self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()

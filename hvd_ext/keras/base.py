@@ -42,6 +42,15 @@ class Callback(Hooks, keras.callbacks.Callback):
     """A callback of Keras 3 that the `fit` of Keras 2 (tf_keras) takes as well."""
 
 
+def flat(callbacks: Any) -> list[Any]:
+    """List the callbacks of `fit`: given as one, as a list of lists, as Keras' `CallbackList`, or as None."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    if callbacks is None or hasattr(callbacks, "on_epoch_end"):
+        return [] if callbacks is None else [callbacks]
+    return [one for part in callbacks for one in flat(part)]
+
+
 def verbose(level: Verbosity = "auto") -> Verbosity:
     """Give `fit`, `evaluate` and `predict` their `verbose`: the level on rank 0, and silence on all others.
 

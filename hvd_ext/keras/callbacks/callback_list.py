@@ -10,7 +10,7 @@ import keras
 from hvd_ext.errors import InvalidError, MismatchError
 from hvd_ext.job import process_sets, rank_lists
 from hvd_ext.job.process import rank, size
-from hvd_ext.keras.base import Callback
+from hvd_ext.keras.base import Callback, flat
 from hvd_ext.keras.callbacks.additive import is_keras
 from hvd_ext.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvd_ext.keras.callbacks.caches import CacheLogs
@@ -85,7 +85,7 @@ def synchronized(
         MismatchError: in `fit`, on all ranks: a setting of an optimizer differs; the message has the values by rank.
         NotInitializedError: before `init()`.
     """
-    listed: list[Any] = [callbacks] if _is_callback(callbacks) else _flat(callbacks)
+    listed: list[Any] = flat(callbacks)
     start = _pop(listed, BroadcastGlobalVariablesCallback) or BroadcastGlobalVariablesCallback(root_rank)
     end = _pop(listed, EndTogether) or EndTogether()
     average = _pop(listed, MetricAverageCallback) or MetricAverageCallback(exact=True)
@@ -209,18 +209,6 @@ def _pop(listed: list[Any], kind: type) -> Any:
         if isinstance(callback, kind):
             return listed.pop(index)
     return None
-
-
-def _flat(callbacks: Any) -> list[Any]:
-    if callbacks is None:
-        return []
-    if isinstance(callbacks, list | tuple):
-        return [callback for part in callbacks for callback in _flat(part)]
-    return [callbacks] if _is_callback(callbacks) else _flat(list(callbacks))
-
-
-def _is_callback(value: Any) -> bool:
-    return hasattr(value, "on_epoch_end")
 
 
 def _is(callback: Any, names: tuple[str, ...]) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hvd_ext import state
-from hvd_ext.data.cursor import Cursors, DataCursor, begin_epoch, begin_validation
+from hvd_ext.data.cursor import Cursors, DataCursor, begin_epoch, begin_validation, cursors_of
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, runtime
 from hvd_ext.job.log import logger
@@ -151,6 +151,12 @@ class Checkpoint(base.Callback):
         """Leave a signal to others: in an elastic job SIGTERM asks one worker to leave."""
         self.signals = tuple(signal for signal in self.signals if signal != name)
         self._watch = watched.Watch(self.signals, lambda frame: bool(self._fit_of(frame)))
+
+    def save_data(self, data: Any) -> None:
+        """Let the next checkpoint have how data are divided from which nothing has been read yet."""
+        self._data = Cursors() if self._data is None else self._data
+        for cursor in cursors_of(data):
+            self._data.add(cursor)
 
     @property
     def exit_status(self) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import keras
@@ -14,13 +16,15 @@ import tensorflow as tf
 
 from hvd_ext.data.cursor import MARK, cursors_of
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import banner, consensus, membership, process, runtime
+from hvd_ext.job import banner, consensus, log, membership, process, runtime
 from hvd_ext.job.log import logger
 from hvd_ext.keras import base
 from hvd_ext.keras.checkpoint import callback_states, model_state
 from hvd_ext.keras.checkpoint.callback_states import States
 from hvd_ext.keras.checkpoint.skipping import Skipping, before_reading
 from hvd_ext.keras.elastic_fit import progress as progresses
+from hvd_ext.keras.elastic_fit.calls import calls
+from hvd_ext.keras.elastic_fit.carried import Carried
 from hvd_ext.keras.elastic_fit.progress import Progress
 from hvd_ext.keras.optimizers import models
 from hvd_ext.keras.optimizers.checks import count_again
@@ -32,37 +36,17 @@ _ASK_S = 0.25
 _MOST = 10
 
 
-class _Passed:
-    """Counts the calls of `fit`: a worker that comes late passes over those that the others have done."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._met: Progress | None = None  # the others are in a later call, and this worker has met them already
-
-    def next(self) -> int:
-        """Give the number of a call that begins."""
-        self._count += 1
-        return self._count - 1
-
-    def is_over(self, number: int) -> bool:
-        """Tell whether the others are in a later call."""
-        return self._met is not None and self._met.fit > number
-
-    def keep(self, met: Progress, number: int) -> bool:
-        """Keep where the others are for the call in which they are; returns whether it is a later one."""
-        self._met = met if met.fit > number else None
-        return self._met is not None
-
-    def waiting(self, number: int) -> Progress | None:
-        """Give where the others are, if this is their call and this worker has met them in an earlier one."""
-        return self._met if self._met is not None and self._met.fit == number else None
-
-
-_passed = _Passed()
-
-
 class Changed(Exception):
     """The ranks leave their world together, after the same batch, because others join or leave."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where this rank is in its world: the epoch, its batches that are done, and the updates at that time."""
+
+    epoch: int
+    step: int
+    updates: int
 
 
 class Elastic(base.Callback):
@@ -74,36 +58,50 @@ class Elastic(base.Callback):
     residuals and the place in the data. Nothing is restarted: optimizers and models stay in the process.
 
     The data of `fit` must be a function that returns them (`fit(lambda: hvd_ext.shard(...))`), which is called in each
-    world, because the data are divided among other ranks. With `DataCache` and `shard(..., shuffle=True)` each sample
-    of an epoch is seen once, but for those that a last, smaller division drops; of other data as many batches are left
-    out as the ranks have trained on. Other callbacks get `on_train_begin` again in each world.
+    world, because the data are divided among other ranks; so must `validation_data` be where they are divided. With
+    `DataCache` and `shard(..., shuffle=True)` each sample of an epoch is seen once, but for those that a last, smaller
+    division drops; of other data as many batches are left out as the ranks have trained on. Other callbacks get
+    `on_train_begin` again in each world.
+
+    If too few workers are left for too long, those that are left save a checkpoint, with the `Checkpoint` in the list
+    of callbacks, and end.
 
     In a job of another launcher it does nothing, and a lost rank ends the job.
 
     Args:
         scale: "linear" multiplies the learning rate by the ratio of the new number of ranks to the old one; "none"
             leaves it as it is.
+        redundancy: 1: after each step each rank gives another rank, on another host if hosts are of one size, a copy of
+            what it carries over (the residuals of `TopK`, `Quantized`, `Sign` and `LowRank`), which then survives the
+            loss of the one or the other. Each copy is as large as the gradients before they are compressed. 0: the
+            residuals of a lost rank are lost.
 
     Raises:
         InvalidError: an argument breaks its rule; in `fit`, the data are no function, or the model trains with what is
-            not elastic yet (sync=, delay, local_steps, steps_per_execution, accumulation).
+            not elastic yet (sync=, delay, local_steps, steps_per_execution, accumulation, several optimizers).
     """
 
     works_on_batches = True
 
-    def __init__(self, scale: Literal["none", "linear"] = "none") -> None:
+    def __init__(self, scale: Literal["none", "linear"] = "none", redundancy: Literal[0, 1] = 0) -> None:
         super().__init__()
         if scale not in ("none", "linear"):
             raise InvalidError(f"Elastic, scale ({scale!r}): must be 'none' or 'linear'")
-        self.scale = scale
-        self._progress: Progress | None = None  # where this rank continues; None: it is new
-        self._left_out = 0
+        if redundancy not in (0, 1):
+            raise InvalidError(f"Elastic, redundancy ({redundancy!r}): must be 0 or 1, the number of copies")
+        self.scale, self.redundancy = scale, redundancy
+        self._own: Progress | None = None  # how far this rank was when its world began; None: it is new
+        self._met: Progress | None = None  # where its world has begun; None: with this call of `fit`
+        self._place: _Place | None = None  # where it is; None: no epoch has begun in this world
+        self._carried = Carried(redundancy)
+        self._begun = self._over = False  # whether Keras' `fit` has begun in this world, and has returned
+        self._left_out = 0  # batches of the first epoch in this world
         self._rest: Skipping | None = None
+        # the state of the callbacks, and the metrics, when all batches of an epoch are done: validation has its own
+        self._at_end: tuple[States, list[np.ndarray]] | None = None
         self._leaves_garbage = False  # a `fit` that has failed is freed by Python's collector alone
         self._data: Any = None  # of `fit`, made in this world
         self._beside: list[Any] = []
-        self._epoch = self._step = self._before = self._first = 0
-        self._trains = False
         self._next_ask = self._interval = 1
         self._asked_s = 0.0
 
@@ -115,90 +113,104 @@ class Elastic(base.Callback):
             plain: Keras' method.
             arguments: those of the user, by name.
         """
-        _refuse(model, arguments)
-        if membership.session() is None:
+        _refuse(model, arguments, self.scale)
+        session = membership.session()
+        if session is None:
             return plain(model, **arguments | _made(arguments))
-        options, kept = runtime.current().options, list[States]()
+        options, listed = runtime.current().options, base.flat(arguments.get("callbacks"))
         self.set_model(model)
-        self._trains, number = False, _passed.next()
-        first = arguments.get("initial_epoch", 0)
-        self._progress = Progress(number, first, 0, self._updates(), process.size(), {}, {}) if number else None
-        for callback in _flat(arguments.get("callbacks")):
+        number, late, fruitless = calls.begin(), session.waits, 0
+        self._carried = Carried(self.redundancy)
+        self._own, self._over = None, False
+        for callback in listed:
             if hasattr(callback, "leave_signal"):
                 callback.leave_signal("SIGTERM")
-        session = membership.session()
-        late = session is not None and session.waits
         if late:
-            self._progress = None
             _trace(model, plain, arguments)
             process.rejoin(options)
-        if _passed.is_over(number):
-            return _passed_over()
-        meets = late or _passed.waiting(number) is not None
-        history: keras.callbacks.History | None = None
-        fruitless = 0
+            _trace_again(model)
+        elif number:
+            first = arguments.get("initial_epoch", 0)
+            self._own = Progress(number, first, 0, self._updates(), process.size(), rates=progresses.rates_of(model))
+        if calls.is_over(number):
+            return calls.history(number)
+        meets = late or calls.here(number) is not None
+        of_world: keras.callbacks.History | None = None
         while True:
+            updates = self._updates()
             try:
-                begun = self._begun(model, arguments, kept, number, meets=meets)
+                begun = self._begin_world(model, arguments, number, meets=meets)
                 if begun is None:
-                    return _passed_over()
-                return _joined(history, plain(model, **begun))
+                    return calls.history(number, of_world)
+                updates = self._updates()
+                if not self._over:
+                    of_world = plain(model, **begun)
+                    calls.add(number, of_world)
+                    self._over = True
+                consensus.exchange(runtime.current().engine, "elastic fit: end", lambda: number)
+                return calls.history(number, of_world)
             except Exception as error:
-                if not isinstance(error, Changed) and not is_loss(error):
+                together = isinstance(error, Changed)
+                if not together and not is_loss(error):
                     raise
-                fruitless = 0 if self._trains else fruitless + 1
+                fruitless = 0 if self._updates() > updates else fruitless + 1
                 if fruitless > _MOST:
                     raise
                 logger.info("elastic: %s", error)
-                together = isinstance(error, Changed)
-            if self._rest is not None:
-                self._rest.drop()
-                self._rest = None
-            if self._trains:
-                history = _joined(history, model.history)
-                self._progress = self._here(number)
-                try:
-                    kept = progresses.carried_over(model, together=together)
-                except Exception as error:
-                    if not is_loss(error):
-                        raise
-                    kept = progresses.carried_over(model, together=False)
-            self._trains, self._leaves_garbage, meets = False, True, True
+            self._end_world(model, number, arguments.get("epochs", 1), together=together)
+            meets = True
             process.rejoin(options)
-            if not models.outlives_world(model):
-                model.train_function = model.test_function = model.predict_function = None
-                for optimizer in models.distributed(model):
-                    count_again(optimizer._hvd_ext.reducer)
+            _trace_again(model)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Give the other callbacks their state again, which they have just reset."""
+        self._begun = True
+        self._beside = callback_states.beside(self)
+        if self._met is not None:
+            callback_states.restore(self._beside, self._met.callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Leave out the batches of the first epoch that earlier worlds have trained on."""
-        self._beside = self._beside or callback_states.beside(self)
-        self._rest, resumed = None, self._progress
-        self._epoch, self._step, self._before = epoch, 0, self._updates()
-        self._first = 0
-        if resumed is not None and epoch == resumed.epoch:
-            callback_states.restore(self._beside, resumed.callbacks)
-            self._first = self._step = self._left_out
-            read = functools.partial(self._begin_rest, epoch)
-            reads = not self._has_order
-            if self._first:
-                self._rest = Skipping(self.model, self._first, read, reads=reads)
+        is_first = self._place is None
+        self._rest = self._at_end = None
+        left_out = 0
+        if self._met is not None and epoch == self._met.epoch:
+            left_out = self._left_out
+            read = functools.partial(self._begin_rest, epoch, left_out)
+            if left_out:
+                reads = not cursors_of(self._data)
+                self._rest = Skipping(self.model, left_out, read, self._end_skipping, reads=reads)
             else:
                 before_reading(self.model, read)
-        self._trains = True
-        self._asked_s = time.monotonic()
+        self._place = _Place(epoch, left_out, self._updates())
+        session = membership.session()
+        if session is not None and session.last is not None:
+            self._save_and_end(session.last)
+        if is_first:
+            self._asked_s = time.monotonic()
+        elif self._next_ask <= 0 and self._ask():
+            raise Changed("workers join or leave")
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Leave the world if others wait to join; all ranks do so after the same batch."""
-        if self._rest is not None:
-            if not self._rest.left:
-                self._rest = None
-            return
-        self._step, self._before = batch + 1, self._updates()
-        self._next_ask -= 1
         is_last = batch + 1 == self.params.get("steps")  # its epoch ends first, with its metrics
-        if self._next_ask <= 0 and not is_last and self._ask():
-            raise Changed("workers join or leave")
+        if self._rest is not None:
+            if self._rest.left:
+                return
+            self._rest = None
+            assert self._met is not None
+            callback_states.restore(self._beside, self._met.callbacks)  # they have counted the batches left out
+            if self._met.stops:
+                self.model.stop_training = True
+        else:
+            assert self._place is not None
+            self._place = _Place(self._place.epoch, batch + 1, self._updates())
+            self._next_ask -= 1
+            self._carried.copy(self.model, self._place.updates)
+            if self._next_ask <= 0 and not is_last and self._ask():
+                raise Changed("workers join or leave")
+        if is_last or self.model.stop_training:
+            self._at_end = self._states()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Note that the epoch is done."""
@@ -208,71 +220,127 @@ class Elastic(base.Callback):
         if self._leaves_garbage:
             self._leaves_garbage = False
             gc.collect()
-        self._progress = None
-        self._epoch, self._step, self._before = epoch + 1, 0, self._updates()
-        self._first = 0
+        self._place, self._at_end = _Place(epoch + 1, 0, self._updates()), None
 
-    def _begun(
-        self, model: keras.Model, arguments: dict[str, Any], kept: list[States], number: int, *, meets: bool
+    def _begin_world(
+        self, model: keras.Model, arguments: dict[str, Any], number: int, *, meets: bool
     ) -> dict[str, Any] | None:
         """Begin a call of `fit` in a world; returns its arguments.
 
         Args:
             model: the model.
             arguments: those of the user.
-            kept: what this rank carries over from the world before.
             number: of the call.
             meets: whether the ranks may be at different places; else all begin with this call.
 
         Returns:
             The arguments; None if the others are in a later call.
         """
-        before = self._progress
-        self._beside, self._left_out, self._has_order = [], 0, False
+        self._met, self._place, self._begun, self._at_end = None, None, False, None
+        self._beside, self._left_out = [], 0
         self._next_ask = self._interval = 1
-        met = _passed.waiting(number) or (progresses.meet(model, before, kept) if meets else None)
-        if met is not None and _passed.keep(met, number):
-            return None
-        listed = _flat(arguments.get("callbacks"))
-        now = dict(arguments)
-        now.update(_made(arguments))
-        self._progress, self._data = met, now["x"]
-        if met is None:
+        meeting = calls.here(number) or (progresses.furthest(self._own, calls.logs) if meets else None)
+        if meeting is not None:
+            if calls.met(meeting, number):
+                return None
+            met = progresses.take(model, self._own, meeting)
+            self._own = self._met = met  # from here on this rank has these weights
+            self._carried.share(model, met.updates)
+        now = arguments | _made(arguments)
+        self._data = now["x"]
+        if self._met is None:
+            self._end_last()
             return now
-        size = runtime.current().engine.size
-        for callback in listed:
+        met, size = self._met, runtime.current().engine.size
+        for callback in base.flat(arguments.get("callbacks")):
             if hasattr(callback, "goes_on"):
                 callback.goes_on()
-        if self.scale == "linear" and met.size != size:
-            for optimizer in models.distributed(model):
-                _scale(optimizer, size / met.size)
+        rates = met.rates
+        if self.scale == "linear":
+            rates = [None if rate is None else rate * size / met.size for rate in rates]
+            progresses.set_rates(model, rates)
         self._left_out = progresses.left_out(now["x"], met, size)
-        self._has_order = bool(cursors_of(now["x"]))
+        self._own = self._met = dataclasses.replace(met, step=self._left_out, size=size, rates=rates)
         now["initial_epoch"] = met.epoch
-        job, words = runtime.current(), f"epoch {met.epoch + 1}, after {self._left_out} batches"
-        banner.say(job, f"elastic: {size} {'ranks go' if size > 1 else 'rank goes'} on in {words}; {met.size} before")
+        go, where = "ranks go" if size > 1 else "rank goes", f"epoch {met.epoch + 1}, after {self._left_out} batches"
+        banner.say(runtime.current(), f"elastic: {size} {go} on in {where}; {met.size} before")
+        if met.epoch >= now.get("epochs", 1):
+            self._end_last()
         return now
 
-    def _here(self, number: int) -> Progress:
-        """Give how far this rank is, between two steps; a step may have been applied and not have ended."""
-        updates = self._updates()
-        step = self._step + updates - self._before
-        data = progresses.position(self._data, self._epoch, step)
-        states = callback_states.collect(self._beside)
-        return Progress(number, self._epoch, step, updates, runtime.current().engine.size, data, states)
+    def _end_world(self, model: keras.Model, number: int, epochs: int, *, together: bool) -> None:
+        """Keep what is needed in the next world: how far this rank is, and what it carries over."""
+        if self._rest is not None:
+            self._rest.drop()
+            self._rest = None
+        self._leaves_garbage = True
+        if self._begun and not self._over:
+            calls.add(number, model.history)
+        place, updates = self._place, self._updates()
+        if place is None:
+            return
+        step = place.step + updates - place.updates  # an update may have been applied, and its step have not ended
+        stops = bool(model.stop_training)
+        over = self._over or (stops and place.step == 0)
+        states, metrics = self._states() if self._at_end is None else self._at_end
+        self._own = Progress(
+            number,
+            max(epochs, place.epoch) if over else place.epoch,
+            0 if over else step,
+            updates,
+            runtime.current().engine.size,
+            {} if over else progresses.position(self._data, place.epoch, step),
+            states,
+            progresses.rates_of(model),
+            metrics,
+            stops,
+        )
+        try:
+            self._carried.leave(model, updates, together=together)
+        except Exception as error:
+            if not is_loss(error):
+                raise
+            self._carried.leave(model, updates, together=False)
+
+    def _save_and_end(self, why: str) -> None:
+        """Save a checkpoint in the last world of a job, if a callback does that, and end this worker."""
+        assert self._place is not None
+        if self._met is not None:
+            progresses.set_metrics(self.model, self._met.metrics)
+        for callback in self._beside:
+            if hasattr(callback, "save_data"):
+                callback.save_data(self._data)
+                callback.save(self._place.epoch, self._place.step, "too few workers")
+                break
+        else:
+            logger.warning("elastic: no Checkpoint is in the callbacks of fit, and what was trained is lost")
+        _end(why)
+
+    def _end_last(self) -> None:
+        """End this worker in the last world of a job, if there is nothing to save."""
+        session = membership.session()
+        if session is not None and session.last is not None:
+            _end(session.last)
+
+    def _states(self) -> tuple[States, list[np.ndarray]]:
+        return callback_states.collect(self._beside), progresses.metrics_of(self.model)
 
     def _updates(self) -> int:
         return int(self.model.optimizer.iterations)
 
-    def _begin_rest(self, epoch: int, iterator: Any) -> None:
+    def _begin_rest(self, epoch: int, step: int, iterator: Any) -> None:
         setattr(iterator, MARK, True)
         for cursor in cursors_of(getattr(iterator, "_dataset", None)):
-            cursor.set(epoch, self._first)
+            cursor.set(epoch, step)
+
+    def _end_skipping(self) -> None:
+        assert self._met is not None
+        progresses.set_metrics(self.model, self._met.metrics)
 
     def _ask(self) -> bool:
         """Ask all ranks whether others wait to join, and agree on when to ask again."""
         session, now_s = membership.session(), time.monotonic()
-        pace_s = (now_s - self._asked_s) / self._interval
+        pace_s = (now_s - self._asked_s) / (self._interval - self._next_ask)
         self._asked_s = now_s
         own = [session is not None and session.changed, pace_s]
         answers = consensus.exchange(runtime.current().engine, "elastic: others wait", lambda: own)
@@ -280,7 +348,7 @@ class Elastic(base.Callback):
         return any(changed for changed, _ in answers)
 
 
-def _refuse(model: Any, arguments: Mapping[str, Any]) -> None:
+def _refuse(model: Any, arguments: Mapping[str, Any], scale: str) -> None:
     """Refuse what `Elastic` cannot continue with."""
     if not callable(arguments.get("x")) or isinstance(arguments["x"], tf.data.Dataset | keras.utils.PyDataset):
         raise InvalidError(
@@ -295,6 +363,22 @@ def _refuse(model: Any, arguments: Mapping[str, Any]) -> None:
     if getattr(model, "steps_per_execution", 1) not in (1, None):
         raise InvalidError("fit: elastic=True needs steps_per_execution=1, a step that was lost is repeated alone")
     optimizers: list[Any] = [*models.distributed(model)]
+    if len(optimizers) != 1 or not models.wrapped(getattr(model, "optimizer", None)):
+        raise InvalidError(
+            f"model {model.name!r}: elastic=True needs one distributed optimizer, given to compile, whose updates say "
+            f"how far a rank is; it has {len(optimizers)}"
+        )
+    validation = arguments.get("validation_data")
+    if cursors_of(validation[0] if isinstance(validation, tuple) else validation):
+        raise InvalidError(
+            "fit, validation_data: with elastic=True divided data must be a function that returns them, as x is: "
+            "validation_data=lambda: hvd_ext.shard(...)"
+        )
+    if scale == "linear" and None in progresses.rates_of(model):
+        raise InvalidError(
+            f"optimizer {model.optimizer.name!r}: scale='linear' multiplies its learning rate, which is a schedule "
+            "here; use hvd_ext.scale_learning_rate in it, and scale='none'"
+        )
     for optimizer in optimizers:
         asked = optimizer._hvd_ext.reducer.options
         for option in ("partial", "delay", "local_steps", "process_set"):
@@ -313,10 +397,11 @@ def _refuse(model: Any, arguments: Mapping[str, Any]) -> None:
 def _trace(model: Any, plain: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Trace the training step of a worker that comes late, by a step of its own, whose weights it will not keep.
 
-    The others train meanwhile. The functions of other data than a data set are traced in the first step with them.
+    The others train meanwhile. Where functions are traced again in each world, the step still makes the variables of
+    the metrics. The functions of other data than a data set are traced in the first step with the others.
     """
     data = _made(arguments)["x"]
-    if not models.outlives_world(model) or not isinstance(data, tf.data.Dataset):
+    if not isinstance(data, tf.data.Dataset):
         return
     model_state.ready(model)
     listed, _ = model_state.variables(model)
@@ -339,36 +424,15 @@ def _made(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _scale(optimizer: Any, factor: float) -> None:
-    rate: Any = getattr(optimizer, "_learning_rate", None)
-    if not hasattr(rate, "assign"):
-        raise InvalidError(
-            f"optimizer {optimizer.name!r}: scale='linear' multiplies its learning rate, which is a schedule here; use "
-            "hvd_ext.scale_learning_rate in it, and scale='none'"
-        )
-    rate.assign(np.asarray(rate.numpy()) * np.asarray(factor, rate.dtype))
+def _trace_again(model: keras.Model) -> None:
+    """Have the functions of a model traced again in a new world, where they know more of the old one than channels."""
+    if models.outlives_world(model):
+        return
+    model.train_function = model.test_function = model.predict_function = None
+    for optimizer in models.distributed(model):
+        count_again(optimizer._hvd_ext.reducer)
 
 
-def _passed_over() -> keras.callbacks.History:
-    """Give the history of a call of `fit` that trains nothing."""
-    history = keras.callbacks.History()
-    history.on_train_begin()
-    return history
-
-
-def _joined(first: keras.callbacks.History | None, second: Any) -> Any:
-    """Give the history of all worlds: an epoch that was interrupted has the logs of its last world."""
-    if first is None or not isinstance(second, keras.callbacks.History) or second is first:
-        return second
-    for name, values in first.history.items():
-        second.history[name] = [*values, *second.history.get(name, [])]
-    second.epoch = [*first.epoch, *second.epoch]
-    return second
-
-
-def _flat(callbacks: Any) -> list[Any]:
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return list(callbacks.callbacks)
-    if isinstance(callbacks, Iterable):
-        return [one for part in callbacks for one in _flat(part)]
-    return [] if callbacks is None else [callbacks]
+def _end(why: str) -> None:
+    log.write(log.line(f"this worker ends: {why}"))
+    sys.exit(1)

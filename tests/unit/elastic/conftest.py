@@ -15,11 +15,13 @@ class Session:
     """Stands for the connection with the supervisor; its worlds have one rank."""
 
     changed = waits = False
+    last: str | None = None
+    ends_with: str | None = None  # why the next world is the last one
     world = -1
 
     def join(self) -> tuple[membership.World, list[int]]:
         """Begin the next world."""
-        self.changed = False
+        self.changed, self.last = False, self.ends_with
         self.world += 1
         return membership.World(self.world, 0, "", (membership.Peer(0, "here", (), 0),)), []
 

@@ -104,9 +104,17 @@ if os.environ.get("CHECKPOINTS"):
 
     model_state.save = save
     callbacks.append(hvd.callbacks.Checkpoint(folder / "checkpoints", every_steps=7))
-history = model.fit(data, epochs=epochs, verbose=0, callbacks=hvd.callbacks.synchronized(callbacks, elastic=True))
+elastic = hvd.callbacks.Elastic(redundancy=int(os.environ.get("REDUNDANCY", "0")))
+history = model.fit(data, epochs=epochs, verbose=0, callbacks=hvd.callbacks.synchronized(callbacks, elastic=elastic))
 if compression:
     hvd.flush(optimizer)
+if "MORE_EPOCHS" in os.environ:  # with an optimizer that has more slots
+    before = int(optimizer.iterations)
+    optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_overwrite_frequency=None)
+    optimizer = hvd.DistributedOptimizer(optimizer, op=hvd.Sum, sparse_as_dense=True)
+    model.compile(optimizer, loss=loss, jit_compile=False)
+    optimizer.build(model.trainable_variables)
+    optimizer.iterations.assign(before)
 if compression or "MORE_EPOCHS" in os.environ:
     more = int(os.environ.get("MORE_EPOCHS", "1"))
     model.fit(data, epochs=more, verbose=0, callbacks=hvd.callbacks.synchronized([Progress()], elastic=True))
@@ -116,5 +124,6 @@ note(
     iterations=int(optimizer.iterations),
     size=hvd.size(),
     epochs=len(history.epoch),
+    last_loss=history.history["loss"][-1],
     traced_in=sorted(traced_in),
 )
