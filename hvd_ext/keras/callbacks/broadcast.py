@@ -63,7 +63,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
             raise InvalidError(f"local_variables ({variable!r}): must be variables of Keras or TensorFlow")
         self._local[kinds.key(variable)] = variable  # the object too: its key is good only as long as it lives
 
-    def goes_on(self) -> None:
+    def goes_on(self, epoch: int, step: int) -> None:
         """Send nothing when `fit` begins: all ranks have the same variables already."""
         self._goes_on = True
 

@@ -142,10 +142,11 @@ class Checkpoint(base.Callback):
         # at the ends of epochs
         self._flags: RoundFlags | None = None
         self._partial = self._goes_on = False
+        self._done_before = (0, 0)  # batches that an elastic `fit` leaves out
 
-    def goes_on(self) -> None:
-        """Restore nothing when `fit` begins: training continues in this process."""
-        self._goes_on = True
+    def goes_on(self, epoch: int, step: int) -> None:
+        """Restore nothing when `fit` begins: training continues in this process, after a step of an epoch."""
+        self._goes_on, self._done_before = True, (epoch, step)
 
     def leave_signal(self, name: str) -> None:
         """Leave a signal to others: in an elastic job SIGTERM asks one worker to leave."""
@@ -249,6 +250,8 @@ class Checkpoint(base.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Save if it is time, or if a rank has got a signal."""
         done, self._step = batch + 1 - self._step, batch + 1
+        if (self._epoch, self._step) <= self._done_before:
+            return
         if self._skipping is not None:
             if not self._skipping.left:
                 self._skipping = None

@@ -252,14 +252,14 @@ class Elastic(base.Callback):
             self._end_last()
             return now
         met, size = self._met, runtime.current().engine.size
-        for callback in base.flat(arguments.get("callbacks")):
-            if hasattr(callback, "goes_on"):
-                callback.goes_on()
         rates = met.rates
         if self.scale == "linear":
             rates = [None if rate is None else rate * size / met.size for rate in rates]
             progresses.set_rates(model, rates)
         self._left_out = progresses.left_out(now["x"], met, size)
+        for callback in base.flat(arguments.get("callbacks")):
+            if hasattr(callback, "goes_on"):
+                callback.goes_on(met.epoch, self._left_out)
         self._own = self._met = dataclasses.replace(met, step=self._left_out, size=size, rates=rates)
         now["initial_epoch"] = met.epoch
         go, where = "ranks go" if size > 1 else "rank goes", f"epoch {met.epoch + 1}, after {self._left_out} batches"

@@ -39,10 +39,24 @@ def note(**values: object) -> None:
         log.write(json.dumps(values).encode() + b"\n")
 
 
+def dies(event: str) -> None:
+    """Ends this worker if DIES names it and the event, as in "2 3 trains"."""
+    session = membership.session()
+    *workers, when = os.environ.get("DIES", "").split() or [""]
+    if session is not None and when == event and str(session.worker) in workers:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Progress(keras.callbacks.Callback):
     """Writes how far the training is, and makes it slow enough to be disturbed."""
 
     before = -1
+
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
+        """Die between two steps, while the others wait in the next one."""
+        if int(self.model.optimizer.iterations) == 35 and os.environ.get("DIES", "").endswith("trains"):
+            time.sleep(0.5)
+            dies("trains")
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         """Note an update."""
@@ -74,13 +88,6 @@ def loss(y: tf.Tensor, out: tf.Tensor) -> tf.Tensor:
 model.compile(optimizer, loss=loss, jit_compile=False)
 
 
-def dies(event: str) -> None:
-    """Ends this worker if DIES names it and the event, as in "3 joins"."""
-    session = membership.session()
-    if session is not None and os.environ.get("DIES") == f"{session.worker} {event}":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def data() -> tf.data.Dataset:
     """Gives this rank's samples."""
     session = membership.session()
@@ -108,9 +115,9 @@ elastic = hvd.callbacks.Elastic(redundancy=int(os.environ.get("REDUNDANCY", "0")
 history = model.fit(data, epochs=epochs, verbose=0, callbacks=hvd.callbacks.synchronized(callbacks, elastic=elastic))
 if compression:
     hvd.flush(optimizer)
-if "MORE_EPOCHS" in os.environ:  # with an optimizer that has more slots
+if "MORE_EPOCHS" in os.environ:  # with an optimizer that has slots, which keep whole numbers whole
     before = int(optimizer.iterations)
-    optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_overwrite_frequency=None)
+    optimizer = keras.optimizers.SGD(1.0, momentum=1e-30)
     optimizer = hvd.DistributedOptimizer(optimizer, op=hvd.Sum, sparse_as_dense=True)
     model.compile(optimizer, loss=loss, jit_compile=False)
     optimizer.build(model.trainable_variables)
