@@ -1,30 +1,34 @@
 """What the loss of workers and of hosts costs an elastic job, on rehearsed clusters.
 
-    python -m benchmarks.studies.elastic FILE.json [KILLS]
+    python -m benchmarks.studies.elastic FILE.json [kills | long | steps | restart ...]
 
-A model of 1.2 million weights is trained by `fit` with elastic=True. Workers, or all workers of a host, are killed at
-random moments; others are started in their places and join. After each loss the study notes how long it took from the
-kill to the next update, and after each join the longest time between two updates. One weight of the model counts how
-often each sample was trained on, in whole numbers; at the end all ranks must have the same weights, and no sample may
-have been seen twice in an epoch. The time from the start of the job to its first update is what a restart costs at
-least.
+A model of 1.2 million weights is trained by `fit` with elastic=True. One weight counts how often each sample was
+trained on, in whole numbers; at the end all ranks must have the same weights.
+
+- kills: workers, or all workers of a host, are killed at random moments; others are started in their places and join.
+  After each loss the study notes how long it took from the kill to the next update, and after each join the longest
+  time between two updates.
+- long: 10,000 updates, with a kill every 100 updates, and a join in between; the oldest worker notes its memory,
+  threads and descriptors.
+- steps: steps with elastic=True and without, in turns, in one job.
+- restart: all workers and the supervisor are killed, and the job is started again from its newest checkpoint.
+
+Rows are added to the file, those of the same part replaced.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.studies.elastic_job import Training
 from benchmarks.studies.markdown import table
 from hvd_ext.bench import results
 from hvd_ext.cluster.rehearsal import Cluster
@@ -32,181 +36,75 @@ from hvd_ext.cluster.spec import Spec
 from hvd_ext.errors import HvdExtError
 
 BENCHMARK = "elastic"
-HEADINGS = ("hosts", "killed", "times", "from the kill to the next update: median", "longest", "join", "restart")
-GROWTH = ("hosts", "worlds of the oldest worker", "updates", "memory", "threads", "descriptors")
+HEADINGS = ("hosts", "killed", "times", "from the kill to the next update: median", "longest", "join")
+RESTARTS = ("hosts", "times", "from the kill of all to the next update: median", "updates lost", "start of a job")
+GROWTH = (
+    "hosts",
+    "worlds of the oldest worker",
+    "updates",
+    "memory",
+    "of it in the first half",
+    "threads",
+    "descriptors",
+)
+STEPS = ("hosts", "steps without elastic=True", "with", "ratio")
 CLUSTERS = ((2, 2), (1, 1, 1), (2, 2, 1))
-SAMPLES, BATCH, WIDTH, PAUSE_S = 2000, 4, 1024, 0.02
-LIMIT_S = 180.0
+KILLS, RESTART_TIMES = 70, 3
+LONG_UPDATES, LONG_EVERY, LONG_PAUSE_S = 10_000, 100, 0.15
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Write the rows of a file as a table."""
-    lines = []
+    """Write the rows of a file as tables."""
+    kills, restarts, grown, steps = list[Any](), list[Any](), list[Any](), list[Any]()
     for hosts in dict.fromkeys(tuple(row["hosts"]) for row in result["rows"]):
+        name = " + ".join(map(str, hosts))
         rows = [row for row in result["rows"] if tuple(row["hosts"]) == hosts]
         for what in ("a worker", "a host"):
-            lost = [row["lost_s"] for row in rows if row["killed"] == what]
-            joins = [row["join_s"] for row in rows if row["killed"] == what and row["join_s"] is not None]
+            lost = [row["lost_s"] for row in rows if row.get("killed") == what]
+            joins = [row["join_s"] for row in rows if row.get("killed") == what and row["join_s"] is not None]
             if lost:
-                lines.append(
+                join = _s(statistics.median(joins)) if joins else "-"
+                kills.append([name, what, str(len(lost)), _s(statistics.median(lost)), _s(max(lost)), join])
+        again = [row for row in rows if row["part"] == "restart"]
+        if again:
+            middle = {key: statistics.median(row[key] for row in again) for key in ("lost_s", "lost", "start_s")}
+            words = [_s(middle["lost_s"]), f"{middle['lost']:g}", _s(middle["start_s"])]
+            restarts.append([name, str(len(again)), *words])
+        for row in rows:
+            if row["part"] == "long":
+                grown.append(
                     [
-                        " + ".join(map(str, hosts)),
-                        what,
-                        str(len(lost)),
-                        f"{statistics.median(lost):.2f} s",
-                        f"{max(lost):.2f} s",
-                        f"{statistics.median(joins):.2f} s" if joins else "-",
-                        f"{rows[0]['start_s']:.1f} s",
+                        name,
+                        str(row["worlds"]),
+                        str(row["late_updates"] - row["early_updates"]),
+                        f"{(row['late_rss_kb'] - row['early_rss_kb']) / 1e3:+.1f} MB",
+                        f"{(row['middle_rss_kb'] - row['early_rss_kb']) / 1e3:+.1f} MB",
+                        f"{row['late_threads'] - row['early_threads']:+d}",
+                        f"{row['late_descriptors'] - row['early_descriptors']:+d}",
                     ]
                 )
-    grown = [
-        [
-            " + ".join(map(str, row["hosts"])),
-            str(row["worlds"]),
-            str(row["late_updates"] - row["early_updates"]),
-            f"{(row['late_rss_kb'] - row['early_rss_kb']) / 1e3:+.1f} MB",
-            f"{row['late_threads'] - row['early_threads']:+d}",
-            f"{row['late_descriptors'] - row['early_descriptors']:+d}",
-        ]
-        for row in result["rows"]
-        if row["killed"] == "none"
-    ]
-    return table(HEADINGS, lines) + "\n" + table(GROWTH, grown)
+        timed = [row for row in rows if row["part"] == "steps"]
+        if timed:
+            without, taken = (statistics.median(row[key] for row in timed) for key in ("without_s", "with_s"))
+            ratio = statistics.median(row["with_s"] / row["without_s"] for row in timed)
+            steps.append([name, f"{without * 1e3:.2f} ms", f"{taken * 1e3:.2f} ms", f"{ratio:.3f}"])
+    parts = ((HEADINGS, kills), (RESTARTS, restarts), (GROWTH, grown), (STEPS, steps))
+    return "\n".join(table(headings, lines) for headings, lines in parts if lines)
 
 
-def uses() -> dict[str, int]:
-    """Give what this process has: memory in kB, threads, and open descriptors."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    descriptors = len(os.listdir("/proc/self/fd"))
-    return {"rss_kb": int(status["VmRSS"].split()[0]), "threads": int(status["Threads"]), "descriptors": descriptors}
+def _s(seconds: float) -> str:
+    return f"{seconds:.2f} s"
 
 
-def work(folder: Path) -> None:
-    """Train on one rank, until there is a file "stop" in the folder."""
-    import keras
-    import numpy as np
-    import tensorflow as tf
-
-    import hvd_ext as hvd
-    from hvd_ext.job import membership
-
-    session = membership.session()
-    assert session is not None
-
-    def note(**values: Any) -> None:
-        values |= {"worker": session.worker, "world": session.world, "pid": os.getpid(), "s": time.time()}
-        with (folder / "log").open("ab", buffering=0) as log:
-            log.write(json.dumps(values).encode() + b"\n")
-
-    class Progress(keras.callbacks.Callback):
-        before = -1
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            updates = int(self.model.optimizer.iterations)
-            if updates != self.before:
-                place = {"rank": hvd.rank(), "size": hvd.size(), "host": os.uname().nodename}
-                seen = self.model.get_layer("counts").weights[0].numpy()
-                note(updates=updates, crc=zlib.crc32(seen.tobytes()), **place, **uses())
-                time.sleep(PAUSE_S)
-            self.before = updates
-            if (folder / "stop").exists():
-                self.model.stop_training = True
-
-    hvd.init()
-    inputs = keras.Input((1,), dtype="int64")
-    seen = keras.layers.Flatten()(
-        keras.layers.Embedding(SAMPLES, 1, embeddings_initializer="zeros", name="counts")(inputs)
-    )
-    hidden = keras.layers.Flatten()(keras.layers.Embedding(SAMPLES, 64)(inputs))
-    for _ in range(2):
-        hidden = keras.layers.Dense(WIDTH, activation="relu")(hidden)
-    model = keras.Model(inputs, [seen, keras.layers.Dense(1)(hidden)])
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum, sparse_as_dense=True)
-    losses = [lambda y, out: tf.reduce_sum(out), lambda y, out: 1e-6 * tf.reduce_mean(out**2)]
-    model.compile(optimizer, loss=losses, jit_compile=False)
-
-    def data() -> tf.data.Dataset:
-        zeros = np.zeros((SAMPLES, 1), np.float32)
-        return hvd.shard((np.arange(SAMPLES)[:, None], (zeros, zeros)), BATCH, shuffle=True, seed=5)
-
-    callbacks = hvd.callbacks.synchronized([Progress()], elastic=True)
-    model.fit(data, epochs=1000, verbose=0, callbacks=callbacks)
-    counts = -model.get_layer("counts").get_weights()[0][:, 0]
-    sums = [zlib.crc32(np.ascontiguousarray(one).tobytes()) for one in model.get_weights()]
-    note(least=float(counts.min()), most=float(counts.max()), whole=bool((counts == counts.round()).all()), sums=sums)
-
-
-class Training:
-    """An elastic job on a rehearsed cluster."""
-
-    def __init__(self, cluster: Cluster, hosts: Sequence[int], folder: Path) -> None:
-        self.cluster, self.folder, self.size = cluster, folder, sum(hosts)
-        names = ",".join(f"h{number + 1}:{ranks}" for number, ranks in enumerate(hosts))
-        environment = cluster.environment(HVD_EXT_PROBE="off")
-        environment.pop("HVD_EXT_TOPOLOGY")
-        words = ["-m", "hvd_ext", "run", "-np", str(self.size), "--min-np", "1", "-H", names]
-        words += ["--blacklist-cooldown-range", "0.1", "0.2"]
-        command = [sys.executable, "-m", "benchmarks.studies.elastic", "work", str(folder)]
-        self.output = (folder / "output").open("wb")
-        self.begin_s = time.time()
-        self.process = subprocess.Popen(
-            [*cluster.enter(), sys.executable, *words, "--", *command],
-            env=environment,
-            stdout=self.output,
-            stderr=subprocess.STDOUT,
-        )
-        self._read, self.lines = 0, list[dict[str, Any]]()
-
-    def look(self) -> list[dict[str, Any]]:
-        """Read what is new in the log; returns all updates."""
-        path = self.folder / "log"
-        if path.exists():
-            with path.open("rb") as log:
-                log.seek(self._read)
-                for line in log:
-                    if not line.endswith(b"\n"):
-                        break
-                    self._read += len(line)
-                    self.lines.append(json.loads(line))
-        return [line for line in self.lines if "updates" in line]
-
-    def until(self, found: Callable[[list[dict[str, Any]]], Any], what: str) -> Any:
-        """Wait for something in the log."""
-        end_s = time.monotonic() + LIMIT_S
-        while time.monotonic() < end_s and self.process.poll() is None:
-            result = found(self.look())
-            if result:
-                return result
-            time.sleep(0.02)
-        raise HvdExtError(f"{what} did not happen: {(self.folder / 'output').read_text(errors='replace')[-3000:]}")
-
-    def whole(self) -> list[dict[str, Any]]:
-        """Wait until a world of all workers trains; returns a line of each rank."""
-
-        def found(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            newest = [line for line in lines[-20 * self.size :] if line["world"] == lines[-1]["world"]]
-            by_rank = {line["rank"]: line for line in newest}
-            return list(by_rank.values()) if len(by_rank) == self.size else []
-
-        return list(self.until(found, "a world of all workers"))
-
-    def kill(self, workers: Sequence[dict[str, Any]]) -> float:
-        """Kill workers at once; returns when."""
-        begin_s = time.time()
-        pids = [str(worker["pid"]) for worker in workers]
-        subprocess.run([*self.cluster.enter(), "kill", "-KILL", *pids], check=False)
-        return begin_s
-
-
-def measure(hosts: Sequence[int], kills: int, draw: random.Random) -> list[dict[str, Any]]:
+def kills(hosts: Sequence[int]) -> list[dict[str, Any]]:
     """Kill at random on one cluster."""
     rows: list[dict[str, Any]] = []
+    draw = random.Random(sum(hosts))
     with tempfile.TemporaryDirectory() as name, Cluster(Spec(tuple(hosts), rate="1gbit")) as cluster:
         training = Training(cluster, hosts, Path(name))
         try:
             workers = training.whole()
-            start_s = training.look()[0]["s"] - training.begin_s
-            for number in range(kills):
+            for number in range(KILLS):
                 time.sleep(draw.random())
                 whole = draw.random() < 0.3
                 host = draw.choice(workers)["host"]
@@ -219,35 +117,97 @@ def measure(hosts: Sequence[int], kills: int, draw: random.Random) -> list[dict[
                 joined = [one for one in training.look() if one["world"] == workers[0]["world"]]
                 earlier = [one for one in training.look() if one["world"] < workers[0]["world"]]
                 join_s = joined[0]["s"] - earlier[-1]["s"] if earlier[-1]["world"] > world else None
-                row = {"hosts": list(hosts), "killed": "a host" if whole else "a worker", "start_s": start_s}
-                rows.append(row | {"lost_s": after[0]["s"] - killed_s, "join_s": join_s})
+                rows.append({"hosts": list(hosts), "part": "kills", "killed": "a host" if whole else "a worker"})
+                rows[-1] |= {"lost_s": after[0]["s"] - killed_s, "join_s": join_s}
                 print(f"{hosts} {number + 1}: {rows[-1]}", file=sys.stderr, flush=True)
-            (training.folder / "stop").touch()
-            ends = training.until(
-                lambda _: [line for line in training.lines if "sums" in line][training.size - 1 :] and training.lines,
-                "the end",
-            )
-            check(ends)
-            rows += growth(hosts, training.look())
+            end(training)
         finally:
-            training.process.terminate()
-            training.process.wait(60)
-            training.output.close()
+            training.end()
     return rows
 
 
+def long(hosts: Sequence[int]) -> list[dict[str, Any]]:
+    """Train for long, with a kill every so many updates, of any worker but the oldest."""
+    draw = random.Random(2)
+    with tempfile.TemporaryDirectory() as name, Cluster(Spec(tuple(hosts), rate="1gbit")) as cluster:
+        training = Training(cluster, hosts, Path(name), pause_s=LONG_PAUSE_S)
+        try:
+            for updates in range(LONG_EVERY, LONG_UPDATES + 1, LONG_EVERY):
+                training.until(lambda lines, updates=updates: lines and lines[-1]["updates"] >= updates, "an update")
+                workers = training.whole()
+                training.kill([draw.choice([one for one in workers if one["worker"] != 0])])
+                own = next(one for one in workers if one["worker"] == 0)
+                print(f"{hosts}: {own}", file=sys.stderr, flush=True)
+            training.whole()
+            end(training)
+            return growth(hosts, training.look())
+        finally:
+            training.end()
+
+
+def steps(hosts: Sequence[int]) -> list[dict[str, Any]]:
+    """Time steps with elastic=True and without."""
+    with tempfile.TemporaryDirectory() as name, Cluster(Spec(tuple(hosts), rate="1gbit")) as cluster:
+        training = Training(cluster, hosts, Path(name), "steps", 0.0)
+        try:
+            training.process.wait(500)
+            training.look()
+            timed = [line for line in training.lines if "with_s" in line]
+        finally:
+            training.end()
+    kept = ("without_s", "with_s")
+    return [{"hosts": list(hosts), "part": "steps", **{key: line[key] for key in kept}} for line in timed]
+
+
+def restart(hosts: Sequence[int]) -> list[dict[str, Any]]:
+    """Kill a job that saves checkpoints, and start it again."""
+    rows = []
+    with tempfile.TemporaryDirectory() as name, Cluster(Spec(tuple(hosts), rate="1gbit")) as cluster:
+        training = Training(cluster, hosts, Path(name), "save")
+        for number in range(RESTART_TIMES):
+            try:
+                more = 75 + 20 * number
+                first = training.whole()[0]["updates"]
+                begun = [line for line in training.look() if line["s"] >= training.begin_s]
+                training.until(lambda lines, more=first + more: lines[-1]["updates"] >= more, "updates")
+                pids = {line["pid"] for line in begun}
+                killed_s = training.kill([{"pid": pid} for pid in pids])
+            finally:
+                training.end()
+            before = max(line["updates"] for line in training.look())
+            training = Training(cluster, hosts, Path(name), "save")
+            after = training.until(
+                lambda lines, since=training.begin_s: [line for line in lines if line["s"] >= since], "an update"
+            )[0]
+            rows.append({"hosts": list(hosts), "part": "restart", "lost_s": after["s"] - killed_s})
+            rows[-1] |= {"lost": before - after["updates"] + 1, "start_s": after["s"] - training.begin_s}
+            print(rows[-1], file=sys.stderr, flush=True)
+        training.end()
+    return rows
+
+
+PARTS: dict[str, tuple[Callable[[Sequence[int]], list[dict[str, Any]]], tuple[tuple[int, ...], ...]]] = {
+    "kills": (kills, CLUSTERS),
+    "long": (long, ((1, 1, 1),)),
+    "steps": (steps, ((2, 2),)),
+    "restart": (restart, CLUSTERS),
+}
+
+
+def end(training: Training) -> None:
+    """Let a training end, and check what its ranks have."""
+    (training.folder / "stop").touch()
+    training.until(lambda _: [line for line in training.lines if "sums" in line][training.size - 1 :], "the end")
+    check(training.lines)
+
+
 def growth(hosts: Sequence[int], lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Give what the worker that has seen the most worlds had in its third world, and in its last."""
-    worlds: dict[int, dict[int, dict[str, Any]]] = {}
-    for line in lines:
-        worlds.setdefault(line["worker"], {})[line["world"]] = line
-    oldest = max(worlds.values(), key=len)
-    if len(oldest) < 4:
-        return []
-    seen = [oldest[world] for world in sorted(oldest)]
+    """Give what the oldest worker had in its tenth world, in the middle, and in its last."""
+    seen = list({line["world"]: line for line in lines if line["worker"] == 0}.values())
+    places = {"early": seen[min(9, len(seen) - 1)], "middle": seen[len(seen) // 2], "late": seen[-1]}
     kept = ("rss_kb", "threads", "descriptors", "updates")
-    row = {f"{when}_{name}": line[name] for when, line in (("early", seen[2]), ("late", seen[-1])) for name in kept}
-    return [{"hosts": list(hosts), "killed": "none", "worlds": len(seen), **row}]
+    row = {f"{when}_{name}": line[name] for when, line in places.items() for name in kept}
+    return [{"hosts": list(hosts), "part": "long", "worlds": len(seen), **row}]
 
 
 def check(lines: Sequence[dict[str, Any]]) -> None:
@@ -264,19 +224,20 @@ def check(lines: Sequence[dict[str, Any]]) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure, write the file, and print the table; or be one of its workers."""
-    if arguments[:1] == ["work"]:
-        work(Path(arguments[1]))
-        return
-    if len(arguments) not in (1, 2):
+    """Measure, write the file, and print the tables."""
+    if not arguments or any(part not in PARTS for part in arguments[1:]):
         raise SystemExit(__doc__)
-    run = results.begin_run("python -m hvd_ext run", dict(os.environ))
-    kills, draw = int(arguments[1]) if len(arguments) == 2 else 70, random.Random(1)
-    rows: list[dict[str, Any]] = []
-    for hosts in CLUSTERS:
-        rows += measure(hosts, kills, draw)
+    path = Path(arguments[0])
+    for part in arguments[1:] or list(PARTS):
+        measured, clusters = PARTS[part]
+        run = results.begin_run("python -m hvd_ext run", dict(os.environ))
+        rows = [row for hosts in clusters for row in measured(hosts)]
         found = results.result_of(run, rows, BENCHMARK)
-        results.save(Path(arguments[0]), found)
+        if path.exists():
+            before = results.load(path, BENCHMARK)
+            before["rows"] = [row for row in before["rows"] if row["part"] != part]
+            found = results.joined(before, found)
+        results.save(path, found)
     print(markdown(found))
 
 
