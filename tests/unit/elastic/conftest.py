@@ -16,6 +16,7 @@ class Session:
 
     changed = waits = False
     world = -1
+    last: str | None = None
 
     def join(self) -> tuple[membership.World, list[int]]:
         """Begin the next world."""
