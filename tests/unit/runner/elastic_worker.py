@@ -78,9 +78,9 @@ def main() -> int:
                 held.append(socket.create_connection((peer["addresses"][0], peer["port"])))
             for _ in peers:
                 held.append(listener.accept()[0])
+            send(kind="joined", world=world)
         except OSError:
             pass
-        send(kind="joined", world=world)
         if message["last"] is not None:
             log(saved=message["last"])
             return 1
@@ -91,7 +91,7 @@ def main() -> int:
             if (FOLDER / f"cut.{NUMBER}").exists():
                 # The connection stays open for a while after the end of this process, as if no packet came through.
                 descriptor = supervisor.fileno()
-                subprocess.Popen(["sleep", "4"], pass_fds=[descriptor], stdout=2, start_new_session=True)
+                subprocess.Popen(["sleep", "2.5"], pass_fds=[descriptor], stdout=2, start_new_session=True)
                 return 1
             if (FOLDER / "finish").exists():
                 send(kind="done")
