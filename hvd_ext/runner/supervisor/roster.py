@@ -11,7 +11,7 @@ is new, is *ready* and waits for the next world. The next world is formed when n
 - A host whose agent has ended, or does not answer, is given up with all of its workers. So is a host that loses workers
   `MOST_FAILURES` times with less than `LASTING_S` between. With a cooldown, a host that lost a worker is used again
   later in both cases.
-- Workers say which peers they cannot reach. After `MOST_ATTEMPTS` worlds that did not come about for this reason, the
+- Workers say which peers they cannot reach. After `MOST_ATTEMPTS` worlds that did not come about, without a loss, the
   hosts with the most failed connections are given up, or the workers, if they are on one host. After
   `MOST_EXCLUSIONS` times the job ends.
 - A job that has too few workers, for longer than the limit or with no host for more, ends. The workers that were in a
@@ -41,6 +41,8 @@ STOP_S = 3.0
 GATHER_S = 5.0
 MOST_FAILURES, LASTING_S = 5, 60.0
 MOST_ATTEMPTS, MOST_EXCLUSIONS = 3, 3
+# How long the second attempt waits; the third one waits twice as long.
+RETRY_S = 1.0
 # How long the other members may go on connecting, and report too, when one of them has reported a peer.
 REPORT_S = 1.0
 # A shell ends with 128 + n when signal n has ended its program.
@@ -142,15 +144,18 @@ class Roster:
         self._world = -1
         self._members: set[Worker] = set()
         self._size = 0  # of this world when it was formed
+        self._forming = False  # whether its workers have not yet reached each other
         self._joined: set[Worker] = set()  # members of this world that have reached all others
         self._meeting_s: float | None = None  # since when ready members wait for the others
         self._short_s: float | None = None  # since when there are too few workers
         self._gathered_s: float | None = None  # since when new workers wait
         self._changed: set[Worker] = set()  # members of this world that were told
+        self._loss = self._reported = False  # whether this world has lost a member, and whether one has reported a peer
         self._unreached: dict[tuple[int, int], str] = {}  # addresses and errors, by caller and peer, of the attempts
-        self._attempts: set[int] = set()  # worlds that did not come about because of them
+        self._attempts = 0  # worlds in a row that did not come about, though no worker was lost
+        self._retry_s = 0.0  # before that no further attempt is made
         self._unformed = 0  # how many such worlds the job has had
-        self._exclusions = 0  # how often hosts or workers were excluded since a world came about
+        self._exclusions = 0  # how often `MOST_ATTEMPTS` were made since a world came about
         self._departed: list[tuple[float, int]] = []  # workers of this world that have left it, and when others hear
         self._cause = ""  # why a host was given up since the last world that came about
         self._last: str | None = None  # why this world is the last one
@@ -231,7 +236,7 @@ class Roster:
         if kind == "ready" and of_world:
             worker.ready = True
             if worker in self._members:
-                self._leaves_world(worker, REPORT_S if self._world in self._attempts else 0.0)
+                self._leaves_world(worker, lost=False)
                 self._meeting_s = self._meeting_s or now_s
         elif kind == "joined" and of_world and worker in self._members:
             self._joined.add(worker)
@@ -239,8 +244,7 @@ class Roster:
                 self._comes_about()
         elif kind == "unreachable" and of_world and worker in self._members and isinstance(message.get("peer"), int):
             self._unreached[worker.number, message["peer"]] = str(message.get("tried"))
-            self._unformed += self._world not in self._attempts
-            self._attempts.add(self._world)
+            self._reported = True
         elif kind == "leaving":
             self._leave(worker, str(message.get("why")))
         elif kind == "done" and self._counts(worker):
@@ -374,11 +378,22 @@ class Roster:
 
     def _form(self, now_s: float) -> None:
         """Form the next world if there are enough workers; else wait for more, or end the job."""
-        if len(self._attempts) >= MOST_ATTEMPTS:
+        if self._forming:
+            self._forming = False
+            if not self._loss:
+                self._attempts += 1
+                self._unformed += 1
+                self._retry_s = now_s + RETRY_S * 2 ** (self._attempts - 1)
+        if self._attempts >= MOST_ATTEMPTS:
+            self._attempts, self._retry_s = 0, 0.0
+            self._exclusions += 1
             self._exclude()
             if self._exclusions >= MOST_EXCLUSIONS:
-                self._end(f"no world has come about in {MOST_EXCLUSIONS * MOST_ATTEMPTS} attempts")
+                attempts = f"{MOST_EXCLUSIONS * MOST_ATTEMPTS} attempts"
+                self._end(f"no world has come about in {attempts}, see the output of the workers")
                 return
+        if now_s < self._retry_s:
+            return
         ready = self._ready()[: self._settings.most]
         staying = sum(worker.stays for worker in self.workers.values())
         finished = self._done + sum(worker.done for worker in self.workers.values())
@@ -442,6 +457,7 @@ class Roster:
                 worker.first_world = number
             self._actions.send(worker, {**world, "rank": rank})
         self._members, self._size, self._joined, self._changed = set(ranked), len(ranked), set(), set()
+        self._forming, self._loss, self._reported = True, False, False
         self._meeting_s = self._short_s = self._gathered_s = None
         self._departed = []
         where = ", ".join(f"{host.name} ({len(group)})" for host, group in by_host.items())
@@ -453,7 +469,8 @@ class Roster:
         """Note that all workers of this world have reached each other."""
         for worker in self._members:
             worker.trained = True
-        self._unreached, self._attempts, self._exclusions, self._cause = {}, set(), 0, ""
+        self._forming = False
+        self._unreached, self._attempts, self._retry_s, self._exclusions, self._cause = {}, 0, 0.0, 0, ""
 
     def _end(self, why: str) -> None:
         """End the job: with a last world of the workers that have something to save, or at once."""
@@ -476,8 +493,6 @@ class Roster:
         """
         ready = {worker.number: worker for worker in self._ready()}
         pairs = [pair for pair in self._unreached if pair[0] in ready and pair[1] in ready]
-        self._attempts = set()
-        self._exclusions += bool(pairs)  # without one, the workers that were not reached have ended since
         inside = any(ready[caller].host is ready[peer].host for caller, peer in pairs)
         by_host = {w.host: frozenset(o for o in ready.values() if o.host is w.host) for w in ready.values()}
         groups = {number: frozenset([w]) if inside else by_host[w.host] for number, w in ready.items()}
@@ -549,12 +564,17 @@ class Roster:
         while worker.signals and self._clock() >= worker.signals[0][0]:
             self._actions.stop(worker, worker.signals.pop(0)[1])
 
-    def _leaves_world(self, worker: Worker, after_s: float = 0.0) -> None:
-        """Take a worker out of the members; the others, who may be waiting for a connection with it, hear it then."""
+    def _leaves_world(self, worker: Worker, *, lost: bool = True) -> None:
+        """Take a worker out of the members, and tell the others, which may be waiting for a connection with it.
+
+        Args:
+            lost: whether it will not be in the next world. Otherwise other members may be about to report peers too.
+        """
         if worker in self._members:
             self._members.discard(worker)
-            if after_s > 0:
-                self._departed.append((self._clock() + after_s, worker.number))
+            self._loss |= lost
+            if self._reported and not lost:
+                self._departed.append((self._clock() + REPORT_S, worker.number))
             else:
                 self._tell_lost(worker.number)
 

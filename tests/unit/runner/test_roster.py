@@ -84,7 +84,7 @@ class Play:
 
     def trains(self, *numbers: int) -> None:
         """Workers form a world and reach each other."""
-        self.ready(*numbers)
+        self.ready(*[number for number in numbers if not self.worker(number).ready])
         assert self.world() == list(numbers), self.lines
         self.joined(*numbers)
 
@@ -94,8 +94,8 @@ class Play:
         for caller, peer in pairs:
             self.tell(caller, "unreachable", peer=peer, tried=f"10.0.0.{peer} port 4711 (timed out)")
         for number in members:
-            if number in self.roster.workers and not self.worker(number).ending:
-                self.tell(number, "ready")
+            self.tell(number, "ready")
+        self.passes(roster.RETRY_S * 2)
 
     def ended(self, number: int, code: int = -signal.SIGKILL, **how: bool) -> None:
         self.roster.ended(self.worker(number), code, **how)
@@ -420,11 +420,10 @@ def test_workers_of_one_host_that_never_reach_each_other_end_the_job():
         older, younger = play.world()
         play.unreachable((younger, older))
         if play.end is None and play.worker(younger).ending:
-            play.passes(30.0)
             play.ended(younger, 1)
             play.ready(play.started[-1])
     assert play.end is not None and play.end[0] == 1
-    assert "no world has come about in 9 attempts; worker 3" in play.end[1]
+    assert "no world has come about in 9 attempts, see the output of the workers; worker 3" in play.end[1]
     assert play.end[1].endswith("--network-interfaces")
 
 
@@ -436,6 +435,28 @@ def test_the_attempts_before_a_world_that_comes_about_do_not_count():
             play.unreachable((1, 0))
         play.joined(0, 1)
     assert not play.said("given up") and play.end is None  # such worlds are no resets either
+
+
+def test_attempts_that_fail_without_a_report_end_the_job_too():
+    play = Play({"a": 2}, workers=2)
+    play.ready(0, 1)
+    for _ in range(roster.MOST_EXCLUSIONS * roster.MOST_ATTEMPTS):
+        assert play.end is None
+        play.unreachable()
+    assert play.end == (1, "no world has come about in 9 attempts, see the output of the workers")
+
+
+def test_the_next_attempt_waits_for_a_moment():
+    play = Play({"a": 1, "b": 1}, workers=2)
+    play.ready(0, 1)
+    play.ready(1, 0)
+    play.passes(roster.RETRY_S - 0.1)
+    assert play.message()["number"] == 0
+    play.passes(0.1)
+    assert play.message()["number"] == 1
+    play.ready(1, 0)
+    play.passes(2 * roster.RETRY_S - 0.1)
+    assert play.message()["number"] == 1
 
 
 def test_a_peer_that_was_not_reached_because_it_has_ended_is_only_lost():
