@@ -277,11 +277,12 @@ def test_a_slow_caller_and_one_that_has_given_up_hold_up_no_join(supervisor, mon
     first, _ = Joining(supervisor.session(1)), Joining(supervisor.session(2))
     supervisor.world(0, [1, 2], left_out=(2,))
     ended = threading.Event()
+    slow = socket.create_connection(("127.0.0.1", supervisor.hellos[1]["port"]))
 
     def slowly() -> None:
-        with socket.create_connection(("127.0.0.1", supervisor.hellos[1]["port"])) as call, suppress(OSError):
+        with slow, suppress(OSError):
             while not ended.wait(0.05):
-                call.sendall(b"x")
+                slow.sendall(b"x")
 
     thread = threading.Thread(target=slowly, daemon=True)
     thread.start()

@@ -212,6 +212,7 @@ def test_a_late_worker_that_ends_before_it_was_in_a_world_is_lost_and_replaced(c
         if connected:
             play.hello(number)
             play.tell(number, "done")
+            assert not play.worker(number).done
         play.ended(number, code)
     when = "it was in a world" if connected else "init()"
     assert play.said(f"worker 5 (host b) lost: ended with status {code} before {when}")
@@ -556,10 +557,23 @@ def test_after_the_last_world_there_is_no_other():
 
 
 def test_workers_that_do_not_reach_each_other_are_not_in_one_last_world():
+    play = Play({"a": 1, "b": 1, "c": 1}, workers=3, least=3)
+    play.trains(0, 1, 2)
+    play.ready(0, 1, 2)
+    play.tell(1, "unreachable", peer=0, tried="")
+    play.ready(0, 1, 2)
+    play.roster.host_lost(play.roster.hosts["c"], "its agent has ended")
+    play.passes(roster.RETRY_S)
+    assert play.world() == [0] and play.message()["last"].startswith("too few workers: 2 of at least 3")
+    play.passes(0.0)
+    assert play.told(1, "end")[0]["code"] == 1
+
+
+def test_the_last_world_says_which_workers_do_not_reach_each_other():
     play = Play({"a": 1, "b": 1}, workers=2, least=2)
     play.trains(0, 1)
+    play.ready(0, 1)
     for _ in range(roster.MOST_ATTEMPTS):
-        play.ready(0, 1)
         play.unreachable((1, 0))
     assert play.world() == [0] and "--network-interfaces" in play.message()["last"]
     play.ended(1, 1), play.ended(0, 1)
