@@ -306,6 +306,11 @@ class Roster:
         ):
             self._form(now_s)
 
+    @property
+    def _finished(self) -> int:
+        """How many workers are done, whether or not their processes have ended."""
+        return self._done + sum(worker.done for worker in self.workers.values())
+
     def _counts(self, worker: Worker) -> bool:
         """Return whether the end of a worker's program says something about the job: it was in a world, or none was."""
         return worker.first_world is not None or self._world < 0
@@ -340,7 +345,7 @@ class Roster:
                 self._dismiss(worker, "it leaves the job", code=0, leave_s=LEAVE_S)
             elif worker.leave_by_s is not None and now_s >= worker.leave_by_s:
                 self._dismiss(worker, "it has not left its world in time")
-            elif self._done and worker.first_world is None and self._world >= 0:
+            elif self._finished and not self._counts(worker):
                 self._dismiss(worker, "the program has ended on other workers", code=0, leave_s=LEAVE_S)
 
     def _late(self, now_s: float) -> bool:
@@ -349,7 +354,7 @@ class Roster:
     def _place(self, now_s: float) -> None:
         """Start workers where slots are free."""
         wanted = self._settings.workers if self._world < 0 else self._settings.most
-        wanted = 0 if self._done else wanted - sum(worker.stays for worker in self.workers.values())
+        wanted = 0 if self._finished else wanted - sum(worker.stays for worker in self.workers.values())
         for host in self.hosts.values():
             while wanted > 0 and host.usable(now_s) and not host.dismissed and len(self.of(host)) < host.slots:
                 wanted -= 1
@@ -396,7 +401,7 @@ class Roster:
             return
         ready = self._ready()[: self._settings.most]
         staying = sum(worker.stays for worker in self.workers.values())
-        finished = self._done + sum(worker.done for worker in self.workers.values())
+        finished = self._finished
         possible = staying + (0 if finished else self._room())
         first = self._world < 0
         wanted = self._settings.workers if first else self._settings.least
