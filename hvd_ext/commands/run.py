@@ -83,7 +83,7 @@ def run(
             "--network-interfaces",
             "--network-interface",
             metavar="NAME,...",
-            help="The interfaces of this host on which workers reach it.",
+            help="The interfaces on which workers reach this host and each other.",
         ),
     ] = None,
     output_filename: Annotated[

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hvd_ext.elastic.state import HostsUpdatedInterrupt, State
-from hvd_ext.job import membership, process, runtime
-from hvd_ext.job.log import logger
+from hvd_ext.job import log, membership, process, runtime
 from hvd_ext.tensorflow.failures import is_loss
 
 # Worlds that may fail one after another before their ranks have the same state; then something else is wrong.
@@ -25,6 +24,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     the reset callbacks, and call the function again. `init` must have been called. A worker that is started later is
     the only rank until this call, so that the others do not wait while it prepares itself.
 
+    The supervisor ends a job with too few workers by a last world. In it the function is not called: the ranks receive
+    the state and end with status 1. A job that must be resumed later saves checkpoints itself.
+
     In a job that the supervisor did not start, a failure is raised with a hint.
 
     Args:
@@ -36,7 +38,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         NotInitializedError: before `init()`; the returned function raises it.
         CommunicationError: a peer is gone, and the supervisor did not start this job.
-        SystemExit: the supervisor has ended this worker.
+        SystemExit: the supervisor has ended this worker, or the job.
     """
 
     @functools.wraps(func)
@@ -68,13 +70,18 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
             if not joined:
                 reset()  # an error in it ends the worker: `init` itself tries the next world after a lost rank
             try:
-                if not joined:
+                session = membership.session()
+                last = None if session is None else session.last
+                if not joined and last is None:
                     state.on_reset()
                 state.sync()
+                if last is not None:
+                    log.write(log.line(f"this worker ends: {last}"))
+                    raise SystemExit(1)
                 joined, failures = True, 0
                 return func(state, *args, **kwargs)
             except HostsUpdatedInterrupt:
-                logger.info("elastic: workers join or leave; joining the next world")
+                log.logger.info("elastic: workers join or leave; joining the next world")
             except Exception as error:
                 if not is_loss(error):
                     raise
@@ -83,7 +90,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
                     if hasattr(error, "add_note") and membership.session() is None:  # Python 3.11
                         error.add_note(_HINT)
                     raise
-                logger.info("elastic: the world has failed (%s); restoring the last commit", error)
+                log.logger.info("elastic: the world has failed (%s); restoring the last commit", error)
                 state.restore()
             joined = False
 

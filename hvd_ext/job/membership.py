@@ -2,15 +2,13 @@
 
 The job is a sequence of worlds. A world has some processes, the workers, as its ranks 0, 1, ...; the supervisor
 (`hvd_ext.runner.supervisor`) alone decides who they are. A worker that leaves a world, because another one is gone or
-because others wait to join, asks for the next one. It speaks with the supervisor over one connection, in lines of JSON,
-and makes a connection with every other rank of its world, on which the engine runs without MPI.
+because others wait to join, asks for the next one. It speaks with the supervisor over one connection, in lines of JSON.
+The engine runs without MPI, on the connections of the world (`hvd_ext/job/peers.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import hmac
 import json
 import os
 import platform
@@ -19,58 +17,21 @@ import signal
 import socket
 import sys
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import psutil
 
 from hvd_ext.errors import CommunicationError, InvalidError
-from hvd_ext.job import log
+from hvd_ext.job import log, peers
+from hvd_ext.job.peers import Peer, World
 
 SUPERVISOR, TOKEN, WORKER = "HVD_EXT_SUPERVISOR", "HVD_EXT_SUPERVISOR_TOKEN", "HVD_EXT_WORKER"
-LATE = "HVD_EXT_WORKER_LATE"  # set for a worker that is started when others train already
+LATE = "HVD_EXT_WORKER_LATE"  # "1" for a worker that is started when others train already
+INTERFACES = "HVD_EXT_WORKER_INTERFACES"  # names with commas; empty for all of the worker's host
 LINK_LIMIT = "HVD_EXT_LINK_LIMIT_S"
 LINK_LIMIT_S = 10.0
-_CONNECT_S = 3.0  # for one address
-_JOIN_S = 30.0  # for all connections of a world
-_LINE_NBYTES = 1 << 16
-_OK = b"ok\n"
-
-
-@dataclasses.dataclass(frozen=True)
-class Peer:
-    """A worker as the others see it.
-
-    Args:
-        worker: its number, which no other worker of the job gets.
-        host: the name of its host.
-        addresses: of its host, in which it listens.
-        port: where it listens.
-    """
-
-    worker: int
-    host: str
-    addresses: tuple[str, ...]
-    port: int
-
-
-@dataclasses.dataclass(frozen=True)
-class World:
-    """The ranks of a job until the next change.
-
-    Args:
-        number: 0, 1, ...
-        rank: this worker's.
-        token: proves to the others that a connection comes from this world.
-        peers: by rank.
-    """
-
-    number: int
-    rank: int
-    token: str
-    peers: tuple[Peer, ...]
 
 
 class Session:
@@ -79,6 +40,8 @@ class Session:
     Attributes:
         worker: the number of this worker.
         world: that of the last `join`; -1 before.
+        last: why the world of the last `join` is the last one of the job, in which a worker saves what it has and ends
+            with status 1; None in other worlds.
         waits: whether this worker was started when others trained already, and has not joined them yet: it is the only
             rank of a job of its own, in which it may prepare itself.
 
@@ -87,14 +50,18 @@ class Session:
 
     Raises:
         CommunicationError: the supervisor cannot be reached.
+        InvalidError: a limit is no number, or this host has none of the network interfaces.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.worker, self.world = int(environ[WORKER]), -1
+        self.last: str | None = None
         self.waits = environ.get(LATE, "") == "1"
         self.last: str | None = None
         self._limit_s = _limit_s(environ)
-        self._listening = socket.create_server(("", 0), backlog=128)
+        interfaces = environ.get(INTERFACES)
+        own = own_addresses(interfaces.split(",") if interfaces else None)
+        self._listening = peers.listening()
         self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._changed = threading.Event()
         self._lost: set[int] = set()  # workers that are gone, as the supervisor says
@@ -114,7 +81,7 @@ class Session:
             worker=self.worker,
             host=platform.node(),
             pid=os.getpid(),
-            addresses=own_addresses(),
+            addresses=own,
             port=self._listening.getsockname()[1],
         )
         threading.Thread(target=self._hear, name="hvd_ext membership", daemon=True).start()
@@ -147,11 +114,21 @@ class Session:
                 raise CommunicationError(message["why"])
             self._waits.clear()
             world = _world(message)
-            self.world = world.number
+            self.world, self.last = world.number, world.last
             try:
-                return world, self._connections(world)
+                connections = peers.connected(world, self._listening, self._lost)
             except OSError as error:
                 log.logger.warning("world %d does not come about: %s", world.number, error)
+                for failure in error.failures if isinstance(error, peers.UnreachableError) else ():
+                    self._say("unreachable", world=world.number, peer=failure.worker, tried=failure.tried)
+                continue
+            self._say("joined", world=world.number)
+            descriptors = [-1] * len(world.peers)
+            for rank, connection in connections.items():
+                limited(connection, self._limit_s)
+                connection.setblocking(False)
+                descriptors[rank] = connection.detach()
+            return world, descriptors
 
     def done(self) -> None:
         """Tell the supervisor that the program has ended in order."""
@@ -199,74 +176,21 @@ class Session:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second signal ends this process
         threading.Thread(target=self._say, args=("leaving",), kwargs={"why": "SIGTERM"}, daemon=True).start()
 
-    def _connections(self, world: World) -> list[int]:
-        """Call the ranks below this one, and be called by the others; `OSError` if one of them does not come."""
-        with contextlib.ExitStack() as failed:
-            found: dict[int, socket.socket] = {}
-            failed.callback(_close, found)
-            for rank in range(world.rank):
-                found[rank] = self._called(world, rank)
-            end_s = time.monotonic() + _JOIN_S
-            while len(found) < len(world.peers) - 1:
-                self._refuse_lost(world)
-                if time.monotonic() > end_s:
-                    missing = [rank for rank in range(len(world.peers)) if rank not in (world.rank, *found)]
-                    raise OSError(f"rank {missing[0]} has not connected in {_JOIN_S:g} s")
-                for rank, connection in self._callers(world):
-                    found[rank] = connection
-            failed.pop_all()
-        descriptors = [-1] * len(world.peers)
-        for rank, connection in found.items():
-            limited(connection, self._limit_s)
-            connection.setblocking(False)
-            descriptors[rank] = connection.detach()
-        return descriptors
-
-    def _refuse_lost(self, world: World) -> None:
-        for rank, peer in enumerate(world.peers):
-            if peer.worker in self._lost:
-                raise OSError(f"rank {rank} is gone")
-
-    def _called(self, world: World, rank: int) -> socket.socket:
-        peer = world.peers[rank]
-        hello = f"{world.token} {world.number} {world.rank} {peer.worker}\n".encode()
-        near = ["127.0.0.1"] if peer.host == platform.node() else []
-        error: OSError | None = None
-        for address in [*near, *peer.addresses]:
-            self._refuse_lost(world)
-            with contextlib.ExitStack() as failed:
-                try:
-                    connection = failed.enter_context(socket.create_connection((address, peer.port), _CONNECT_S))
-                    connection.sendall(hello)
-                    if _line(connection) == _OK:
-                        failed.pop_all()
-                        return connection
-                except OSError as of_address:
-                    error = of_address
-        raise OSError(f"rank {rank} on {peer.host} cannot be reached ({', '.join(peer.addresses)}): {error}")
-
-    def _callers(self, world: World) -> Iterator[tuple[int, socket.socket]]:
-        """Give the ranks that have called, at most one."""
-        self._listening.settimeout(0.1)
-        try:
-            connection, _ = self._listening.accept()
-        except TimeoutError:
-            return
-        with contextlib.ExitStack() as failed, contextlib.suppress(OSError, ValueError):
-            failed.enter_context(connection)
-            connection.settimeout(_CONNECT_S)
-            token, number, rank, worker = _line(connection).decode().split()
-            known = hmac.compare_digest(token, world.token) and int(number) == world.number
-            if known and int(worker) == self.worker and world.rank < int(rank) < len(world.peers):
-                connection.sendall(_OK)
-                failed.pop_all()
-                yield int(rank), connection
-
 
 def own_addresses(interfaces: Sequence[str] | None = None) -> list[str]:
-    """Return the addresses of this host that others may reach, of all its interfaces or of some."""
+    """Return the addresses of this host that others may reach, of all its interfaces or of some.
+
+    Raises:
+        InvalidError: this host has none of the interfaces.
+    """
+    here = psutil.net_if_addrs()
+    if interfaces is not None and not set(interfaces) & set(here):
+        raise InvalidError(
+            f"network-interfaces ({','.join(interfaces)}): the host {platform.node()} has none of them; it has "
+            f"{', '.join(sorted(here))}"
+        )
     found = []
-    for name, entries in psutil.net_if_addrs().items():
+    for name, entries in here.items():
         if interfaces is not None and name not in interfaces:
             continue
         for entry in entries:
@@ -313,31 +237,16 @@ def _limit_s(environ: Mapping[str, str]) -> float:
 def _connected(addresses: Sequence[str], port: int, limit_s: float) -> socket.socket | None:
     for address in addresses:
         with contextlib.suppress(OSError):
-            connection = socket.create_connection((address, port), _CONNECT_S)
+            connection = socket.create_connection((address, port), peers.CONNECT_S)
             connection.settimeout(None)
             limited(connection, limit_s)
             return connection
     return None
 
 
-def _close(connections: Mapping[int, socket.socket]) -> None:
-    for connection in connections.values():
-        connection.close()
-
-
-def _line(connection: socket.socket) -> bytes:
-    """Read a line, and not a byte of what follows it."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = connection.recv(1)
-        if not byte or len(line) > _LINE_NBYTES:
-            raise OSError("the connection has ended")
-        line += byte
-    return line
-
-
 def _world(message: Mapping[str, Any]) -> World:
-    peers = [
+    ranked = [
         Peer(int(one["worker"]), one["host"], tuple(one["addresses"]), int(one["port"])) for one in message["peers"]
     ]
-    return World(int(message["number"]), int(message["rank"]), message["token"], tuple(peers))
+    last = None if message.get("last") is None else str(message["last"])
+    return World(int(message["number"]), int(message["rank"]), message["token"], tuple(ranked), last)

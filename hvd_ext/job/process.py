@@ -33,6 +33,9 @@ from hvd_ext.options import unsupported
 if TYPE_CHECKING:
     from hvd_ext.job.process_sets import ProcessSet
 
+# Worlds that may fail one after another while their engines start; then something else than lost ranks is wrong.
+START_LIMIT = 10
+
 # What this process must remember beyond one init() .. shutdown(), because it matters when the process exits.
 _exit: dict[str, Any] = {"registered_by": 0, "failed": False, "mpi": False, "last_word": ""}
 
@@ -106,16 +109,22 @@ def init(
 
 
 def _join_world(session: membership.Session, plan: launch.Launch, settings: options.Options, *others: Any) -> None:
-    """Start in the next world of a supervised job; in a later one if a rank is lost meanwhile."""
+    """Start in the next world of a supervised job; in a later one if a rank is lost meanwhile.
+
+    Raises:
+        CommunicationError: `START_LIMIT` worlds have failed one after another.
+    """
     if settings.transport == "mpi":
         raise InvalidError('transport="mpi": a job that python -m hvd_ext run has started has no MPI; leave it out')
-    while True:
+    for attempt in range(START_LIMIT):
         world, sockets = session.join()
         alone = len(world.peers) == 1
         try:
             running = engine.start_local(settings) if alone else engine.start_mesh(settings, world.rank, sockets)
             _join(running, plan, settings, *others)
         except CommunicationError as error:
+            if attempt == START_LIMIT - 1:
+                raise
             log.logger.warning("world %d: a rank was lost at its start: %s", world.number, error)
         else:
             return

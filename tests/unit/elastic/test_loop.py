@@ -168,6 +168,27 @@ def test_an_error_of_the_next_world_ends_the_worker(events: list[str], monkeypat
         train(told(events))
 
 
+def test_in_the_last_world_the_workers_end_with_the_state_of_rank_0(
+    events: list[str], session: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state = told(events, batch=0)
+
+    @elastic.run
+    def train(state: Told) -> None:
+        """Loses a peer, whose place nobody takes."""
+        events.append("train")
+        state.batch = 7
+        session.last = "too few workers: 1 of at least 2"
+        raise elastic.HorovodInternalError("rank 1 has left")
+
+    with pytest.raises(SystemExit) as ended:
+        train(state)
+    assert ended.value.code == 1
+    assert events == ["sync", "save", "train", "restore", "shutdown", "init", "sync", "save"]
+    assert state.batch == 0
+    assert "this worker ends: too few workers: 1 of at least 2" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("error", "failure"),
     [
@@ -229,3 +250,15 @@ def test_faces_have_the_same_module() -> None:
 
     assert hvd_ext.keras.elastic is hvd_ext.tensorflow.keras.elastic is hvd_ext.tensorflow.elastic is hvd.elastic
     assert elastic.HorovodInternalError is hvd.errors.CommunicationError
+
+
+def test_worlds_whose_start_fails_one_after_another_end_the_worker(
+    session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(options: hvd.Options) -> None:
+        raise hvd.errors.CommunicationError("rank 1 has left")
+
+    monkeypatch.setattr(process.engine, "start_local", fail)
+    with pytest.raises(hvd.errors.CommunicationError, match="rank 1 has left"):
+        process._join_world(session, None, hvd.Options())
+    assert session.world == process.START_LIMIT - 1

@@ -2,7 +2,7 @@
 
 It speaks the supervisor's protocol. In a world it holds connections to all of its peers; when one breaks, it leaves the
 world, as an engine that fails makes a rank do. It writes what happens to FOLDER/log, and obeys the files `finish`,
-`fail.ID`, `cut.ID`, `deaf.ID` and `broken.HOST` of the folder.
+`fail.ID`, `cut.ID`, `deaf.ID`, `apart.ID` and `broken.HOST` of the folder. In the last world it saves what it has.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,13 @@ stop: list[int] = []
 def log(**event: Any) -> None:
     with (FOLDER / "log").open("a") as file:
         file.write(json.dumps({"worker": int(NUMBER), "pid": os.getpid(), **event}) + "\n")
+
+
+def apart(workers: Iterable[int]) -> list[int]:
+    """Gives the workers that this one cannot reach: all if it has a file `apart.ID`, else those that have one."""
+    others = [worker for worker in workers if worker != int(NUMBER)]
+    far = [worker for worker in others if (FOLDER / f"apart.{worker}").exists()]
+    return others if (FOLDER / f"apart.{NUMBER}").exists() else far
 
 
 def main() -> int:
@@ -59,14 +67,23 @@ def main() -> int:
         log(world=world, rank=message["rank"], peers=[peer["worker"] for peer in peers], token=message["token"])
         log(hosts=[peer["host"] for peer in peers], world=world, rank=message["rank"])
         print(f"step of worker {NUMBER}")
+        unreachable = apart(peer["worker"] for peer in peers)
+        for number in unreachable:
+            send(kind="unreachable", world=world, peer=number, tried=f"10.0.0.{number} port 4711 (timed out)")
+        if unreachable:
+            continue
         held = []
         try:
             for peer in peers:
                 held.append(socket.create_connection((peer["addresses"][0], peer["port"])))
             for _ in peers:
                 held.append(listener.accept()[0])
+            send(kind="joined", world=world)
         except OSError:
             pass
+        if message["last"] is not None:
+            log(saved=message["last"])
+            return 1
         while True:
             if (FOLDER / f"fail.{NUMBER}").exists():
                 print("ValueError: as planned")
@@ -74,7 +91,7 @@ def main() -> int:
             if (FOLDER / f"cut.{NUMBER}").exists():
                 # The connection stays open for a while after the end of this process, as if no packet came through.
                 descriptor = supervisor.fileno()
-                subprocess.Popen(["sleep", "4"], pass_fds=[descriptor], stdout=2, start_new_session=True)
+                subprocess.Popen(["sleep", "2.5"], pass_fds=[descriptor], stdout=2, start_new_session=True)
                 return 1
             if (FOLDER / "finish").exists():
                 send(kind="done")

@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from hvd_ext.commands import run
+from hvd_ext.job import membership
 from hvd_ext.runner import launcher
+from hvd_ext.runner.supervisor import roster
 from tests.waiting import until
 
 WORKER = Path(__file__).with_name("elastic_worker.py")
@@ -113,8 +117,9 @@ class Job:
 def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
-    def job(*words: str, command: list[str] | None = None) -> Job:
-        jobs.append(Job(tmp_path, list(words), command or [sys.executable, str(WORKER), str(tmp_path)]))
+    def job(*words: str, command: list[str] | None = None, folder: Path = tmp_path) -> Job:
+        folder.mkdir(exist_ok=True)
+        jobs.append(Job(folder, list(words), command or [sys.executable, str(WORKER), str(folder)]))
         return jobs[-1]
 
     yield job
@@ -136,68 +141,104 @@ def hosts_are(folder: Path, *lines: str) -> None:
     (folder / "new").rename(folder / "hosts")
 
 
-def test_a_world_forms_and_all_workers_end_in_order(start: Callable[..., Job]) -> None:
-    job = start("-np", "3")
-    job.until_world(0, 0, 1, 2)
-    job.finish()
-    job.ends(0, r"elastic job: 3 workers \(2 to 3\) on 1 host", "world 0: 3 workers", r"\[1\] step of worker 1")
+def strangers_are_refused(job: Job) -> None:
+    """Connects to the supervisor with wrong words, and sees that it closes the connection."""
+    environment = Path(f"/proc/{job.pid(0)}/environ").read_bytes().split(b"\0")
+    variables = dict(line.decode().split("=", 1) for line in environment if b"=" in line)
+    token = variables["HVD_EXT_SUPERVISOR_TOKEN"]
+    assert token not in Path(f"/proc/{job.agent(0)}/cmdline").read_text()
+    addresses, _, port = variables["HVD_EXT_SUPERVISOR"].rpartition(":")
+    hello = {"kind": "hello", "worker": "99", "host": "x", "pid": 1, "addresses": [], "port": 1}
+    hellos = [json.dumps({**hello, "token": text}) for text in ("wrong", None, token)]  # no worker 99 was started
+    for words in (*hellos, "GET / HTTP/1.0\n"):
+        with socket.create_connection((addresses.split(",")[0], int(port))) as connection:
+            connection.sendall(f"{words}\n".encode())
+            assert connection.recv(1) == b""
 
 
-def test_ranks_of_a_host_follow_each_other_and_the_oldest_worker_is_rank_0(start: Callable[..., Job]) -> None:
-    job = start("-np", "4", "-H", "a:2,b:2")
+def test_a_job_replaces_lost_workers_and_ends_in_order(start: Callable[..., Job], tmp_path: Path) -> None:
+    job = start("-np", "4", "-H", "a:2,b:2", "--output-filename", str(tmp_path / "outputs"))
     job.until_world(0, 0, 1, 2, 3)
     assert job.hosts(0) == ["a", "a", "b", "b"]
+    strangers_are_refused(job)
     job.kill(0)
     world = job.until_workers(1, 4, 2, 3)  # the replacement runs on host a
     assert job.hosts(world) == ["a", "a", "b", "b"]
-    job.kill(1)
+    job.kill(1, signal.SIGTERM)
     world = job.until_workers(2, 3, 4, 5)  # host b has the oldest worker now
     assert job.hosts(world) == ["b", "b", "a", "a"]
+    (tmp_path / "cut.3").touch()
+    job.until_workers(2, 6, 4, 5)
     job.finish()
-    job.ends(0, r"worker 0 \(rank 0, host a\) lost: ended by SIGKILL", "4 workers, 1 of them new")
+    job.ends(
+        0,
+        r"elastic job: 4 workers \(3 to 4\) on 2 hosts: a \(2\), b \(2\)",
+        r"world 0: 4 workers: a \(2\), b \(2\)",
+        r"\[1\] step of worker 1",
+        r"worker 0 \(rank 0, host a\) lost: ended by SIGKILL",
+        r"worker 1 .* has left: SIGTERM",
+        r"worker 3 \(rank 1, host b\) lost: ended with status 1, and its host was cut off",
+        "4 workers, 1 of them new",
+    )
+    assert (tmp_path / "outputs" / "worker.0.txt").read_text().startswith("step of worker 0\n")
+    assert sorted(path.name for path in (tmp_path / "outputs").iterdir()) == [f"worker.{n}.txt" for n in range(7)]
 
 
-def test_the_others_continue_where_a_lost_worker_has_no_replacement(start: Callable[..., Job]) -> None:
-    job = start("-np", "3", "--min-np", "2", "-H", "a:2,b:1", "--blacklist-cooldown-range", "500", "600")
-    job.until_world(0, 0, 1, 2)
-    job.kill(2)
-    job.until_world(1, 0, 1)
-    job.finish()
-    job.ends(0)
-    assert job.world(2) is None
-
-
-def test_a_host_that_is_lost_is_given_up(start: Callable[..., Job]) -> None:
-    job = start("-np", "4", "--min-np", "2", "-H", "a:2,b:2")
-    job.until_world(0, 0, 1, 2, 3)
-    os.kill(job.agent(2), signal.SIGKILL)
-    job.until_world(1, 0, 1)
-    job.finish()
-    job.ends(0, "host b lost, with 2 workers: its agent has ended")
-
-
-def test_a_host_that_cannot_be_reached_is_not_waited_for(start: Callable[..., Job], tmp_path: Path) -> None:
-    (tmp_path / "broken").write_text('#!/bin/sh\n[ "$1" = a ] || exit 255\nshift\nexec sh -c "$*"\n')
-    (tmp_path / "broken").chmod(0o755)
-    job = start("-np", "3", "-H", "a:2,b:1", "--rsh", str(tmp_path / "broken"))
+def test_hosts_are_added_lost_and_removed(start: Callable[..., Job], tmp_path: Path) -> None:
+    (tmp_path / "broken.c").touch()  # the program does not start there
+    discover = script(tmp_path, "a:2")
+    job = start("-np", "2", "--min-np", "1", "--max-np", "4", "--host-discovery-script", discover)
     job.until_world(0, 0, 1)
+    hosts_are(tmp_path, "a:2", "b:2")
+    world = job.until_workers(0, 1, 2, 3)
+    assert job.hosts(world) == ["a", "a", "b", "b"]
+    os.kill(job.agent(2), signal.SIGKILL)
+    job.until_workers(0, 1)
+    hosts_are(tmp_path, "a:2", "b:2", "c:1")
+    until(lambda: "host c given up: it has lost workers 5 times in a row" in job.output(), limit_s=60)
+    hosts_are(tmp_path, "a:2", "d:2")
+    job.until_workers(0, 1, 9, 10)
+    os.kill(job.agent(0), signal.SIGTERM)
+    job.until_workers(9, 10)
+    hosts_are(tmp_path, "d")  # one slot is a host's default
+    job.until_workers(9)
     job.finish()
-    job.ends(0, "host b lost, with 1 worker: .*broken ended with status 255 before the agent answered")
+    job.ends(
+        0,
+        "host b added, with 2 slots",
+        "host b lost, with 2 workers: its agent has ended",
+        r"\(host c\) lost: ended with status 1 before init",
+        "host c removed",
+        "host a is going away: its agent got SIGTERM",
+        "worker 0 .* has left",
+    )
+    ends = {event["worker"]: event["end"] for event in job.events("end")}
+    assert ends[0] == ends[1] == "its host is going away" and ends[10] == "its slot was removed"
 
 
-def test_too_few_workers_end_the_job(start: Callable[..., Job]) -> None:
+def test_too_few_workers_save_and_end_the_job(start: Callable[..., Job]) -> None:
     job = start("-np", "2", "--min-np", "2", "-H", "a:1,b:1")
     job.until_world(0, 0, 1)
     os.kill(job.agent(1), signal.SIGKILL)
-    job.ends(1, r"too few workers: 1 of at least 2 \(min-np\), and no host has a free slot")
+    job.ends(1, r"too few workers: 1 of at least 2 \(min-np\), and no host has a free slot", "world 1, the last one")
+    assert [(event["worker"], event["saved"]) for event in job.events("saved")] == [
+        (0, "too few workers: 1 of at least 2 (min-np), and no host has a free slot")
+    ]
 
 
-def test_too_few_workers_end_the_job_after_a_time(start: Callable[..., Job], tmp_path: Path) -> None:
-    discover = script(tmp_path, "a:1", "b:1")
-    job = start("-np", "2", "--host-discovery-script", discover, "--elastic-timeout", "1")
-    job.until_world(0, 0, 1)
-    hosts_are(tmp_path, "a:1")
-    job.ends(1, r"too few workers: 1 of at least 2 \(min-np\) for 1 s \(elastic-timeout\)", "host b removed")
+def test_hosts_that_are_not_reached_end_the_job(start: Callable[..., Job], tmp_path: Path) -> None:
+    (tmp_path / "broken").write_text('#!/bin/sh\n[ "$1" = c ] && exit 255\nshift\nexec sh -c "$*"\n')
+    (tmp_path / "broken").chmod(0o755)
+    (tmp_path / "apart.1").touch()
+    job = start("-np", "3", "-H", "a:1,b:1,c:1", "--rsh", str(tmp_path / "broken"))
+    job.ends(
+        1,
+        "host c lost, with 1 worker: .*broken ended with status 255 before the agent answered",
+        r"host b given up after 3 attempts to form a world: worker . \(rank ., host .\) cannot connect to worker .*"
+        "--network-interfaces",
+        "too few workers: 1 of at least 2 .*--network-interfaces",
+    )
+    assert job.world(roster.MOST_ATTEMPTS) is None
 
 
 def test_an_error_of_the_program_ends_the_job_with_its_status(start: Callable[..., Job], tmp_path: Path) -> None:
@@ -207,63 +248,11 @@ def test_an_error_of_the_program_ends_the_job_with_its_status(start: Callable[..
     job.ends(3, r"\[1\] ValueError: as planned", r"worker 1 \(rank 1, host localhost\) ended with status 3")
 
 
-def test_a_worker_that_ends_because_its_host_was_cut_off_is_lost(start: Callable[..., Job], tmp_path: Path) -> None:
-    job = start("-np", "3", "--min-np", "2", "-H", "a:2,b:1")
-    job.until_world(0, 0, 1, 2)
-    (tmp_path / "cut.2").touch()
-    job.until_workers(0, 1, 3)
-    job.finish()
-    job.ends(0, r"worker 2 \(rank 2, host b\) lost: ended with status 1, and its host was cut off")
-
-
-def test_a_host_where_the_program_does_not_start_does_not_end_a_job(start: Callable[..., Job], tmp_path: Path) -> None:
-    (tmp_path / "broken.b").touch()
-    job = start("-np", "1", "--max-np", "2", "--host-discovery-script", script(tmp_path, "a:1", "b:1"))
-    until(lambda: "host b given up: it has lost workers 5 times in a row" in job.output(), limit_s=60)
-    assert job.world(0) == [0]
-    job.finish()
-    job.ends(0, r"\(host b\) lost: ended with status 1 before init")
-
-
-def test_a_program_that_fails_at_once_or_does_not_exist_ends_the_job(start: Callable[..., Job]) -> None:
-    start("-np", "2", command=["sh", "-c", "exit 7"]).ends(7, "see its output")
-    start("-np", "2", command=["no-such-program"]).ends(127, "no-such-program: it cannot be started")
-
-
-def test_a_program_that_is_killed_again_and_again_ends_the_job(start: Callable[..., Job]) -> None:
-    start("-np", "1", command=["sh", "-c", "kill -9 $$"]).ends(1, "host localhost given up", "too few workers")
-
-
-def test_hosts_are_added_and_removed(start: Callable[..., Job], tmp_path: Path) -> None:
-    job = start("-np", "2", "--max-np", "4", "--host-discovery-script", script(tmp_path, "a:2"))
-    job.until_world(0, 0, 1)
-    hosts_are(tmp_path, "a:2", "b:2")
-    world = job.until_workers(0, 1, 2, 3)
-    assert job.hosts(world) == ["a", "a", "b", "b"]
-    hosts_are(tmp_path, "b", "c")
-    job.until_workers(2, 4)  # one slot is a host's default, so that a worker of b leaves too
-    job.finish()
-    job.ends(0, "host b added, with 2 slots", "host a removed", "its slot was removed")
-    ends = {event["worker"]: event["end"] for event in job.events("end")}
-    assert ends[0] == ends[1] == "its host was removed" and ends[3] == "its slot was removed"
-
-
-def test_the_workers_of_a_host_that_is_going_away_leave(start: Callable[..., Job]) -> None:
-    job = start("-np", "3", "--min-np", "1", "-H", "a:2,b:1")
-    job.until_world(0, 0, 1, 2)
-    os.kill(job.agent(0), signal.SIGTERM)
-    job.until_workers(2)
-    job.finish()
-    job.ends(0, "host a is going away: its agent got SIGTERM", "worker 0 .* has left")
-
-
-def test_a_worker_that_gets_sigterm_leaves_and_is_replaced(start: Callable[..., Job]) -> None:
-    job = start("-np", "2", "--min-np", "1")
-    job.until_world(0, 0, 1)
-    job.kill(0, signal.SIGTERM)
-    job.until_workers(1, 2)
-    job.finish()
-    job.ends(0, "worker 0 .* has left: SIGTERM")
+def test_a_program_that_does_not_run_ends_the_job(start: Callable[..., Job], tmp_path: Path) -> None:
+    missing = start("-np", "2", command=["no-such-program"], folder=tmp_path / "missing")
+    killed = start("-np", "1", command=["sh", "-c", "kill -9 $$"], folder=tmp_path / "killed")
+    missing.ends(127, "no-such-program: it cannot be started", "see its output")
+    killed.ends(1, "host localhost given up", "too few workers")
 
 
 def test_a_member_that_does_not_leave_its_world_is_given_up(start: Callable[..., Job], tmp_path: Path) -> None:
@@ -277,68 +266,50 @@ def test_a_member_that_does_not_leave_its_world_is_given_up(start: Callable[...,
     job.ends(0)
 
 
-def test_so_many_resets_and_no_more(start: Callable[..., Job]) -> None:
-    job = start("-np", "2", "--min-np", "1", "--reset-limit", "0")
-    job.until_world(0, 0, 1)
-    job.kill(1)
-    job.ends(1, "more than reset-limit allows")
+def test_a_signal_ends_the_job(start: Callable[..., Job], tmp_path: Path) -> None:
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    jobs = [start("-np", "2", "-H", "a:1,b:1", folder=tmp_path / number.name) for number in numbers]
+    for job, number in zip(jobs, numbers, strict=True):
+        job.until_world(0, 0, 1)
+        job.process.send_signal(number)
+    for job, number in zip(jobs, numbers, strict=True):
+        job.ends(128 + number, f"got {number.name}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_job(start: Callable[..., Job], number: signal.Signals) -> None:
-    job = start("-np", "2", "-H", "a:1,b:1")
-    job.until_world(0, 0, 1)
-    job.process.send_signal(number)
-    job.ends(128 + number, f"got {number.name}")
-
-
-def test_nothing_stays_behind_where_the_supervisor_is_killed(start: Callable[..., Job]) -> None:
+def test_nothing_stays_behind_where_the_supervisor_is_killed(start: Callable[..., Job], tmp_path: Path) -> None:
     # The workers have children in their process groups that know nothing of the supervisor.
-    command = ["sh", "-c", f"sleep 600 & {sys.executable} {WORKER} $0 & wait"]
-    job = start("-np", "2", "-H", "a:1,b:1", command=[*command, "FOLDER"])
-    job.close()
-    job = start("-np", "2", "-H", "a:1,b:1", command=[*command, str(job.folder)])
+    command = ["sh", "-c", f"sleep 600 & {sys.executable} {WORKER} $0 & wait", str(tmp_path)]
+    job = start("-np", "2", "-H", "a:1,b:1", command=command)
     job.until_world(0, 0, 1)
     job.process.kill()
     job.ends(-signal.SIGKILL)
 
 
-def test_a_wrong_token_is_refused(start: Callable[..., Job]) -> None:
-    job = start("-np", "1")
-    job.until_world(0, 0)
-    environment = Path(f"/proc/{job.pid(0)}/environ").read_bytes().split(b"\0")
-    variables = dict(line.decode().split("=", 1) for line in environment if b"=" in line)
-    assert variables["HVD_EXT_SUPERVISOR_TOKEN"] not in Path(f"/proc/{job.agent(0)}/cmdline").read_text()
-    addresses, _, port = variables["HVD_EXT_SUPERVISOR"].rpartition(":")
-    hello = {"kind": "hello", "worker": "1", "host": "x", "pid": 1, "addresses": [], "port": 1}
-    for token in ("wrong", None, variables["HVD_EXT_SUPERVISOR_TOKEN"]):  # and no worker 1 was started
-        with socket.create_connection((addresses, int(port))) as connection:
-            connection.sendall((json.dumps({**hello, "token": token}) + "\n").encode())
-            assert connection.recv(1) == b""
-    with socket.create_connection((addresses, int(port))) as connection:
-        connection.sendall(b"GET / HTTP/1.0\n\n")
-        assert connection.recv(1) == b""
-    job.finish()
-    job.ends(0)
-
-
-def test_the_output_of_each_worker_is_kept(start: Callable[..., Job], tmp_path: Path) -> None:
-    job = start("-np", "2", "--output-filename", str(tmp_path / "outputs"), command=["sh", "-c", "echo to a file"])
-    job.ends(0, r"\[worker 0\] to a file")
-    assert [path.name for path in sorted((tmp_path / "outputs").iterdir())] == ["worker.0.txt", "worker.1.txt"]
-    assert (tmp_path / "outputs" / "worker.1.txt").read_text() == "to a file\n"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-np", "4", "-H", "a:2"], r"np \(4\): the hosts have 2 slots"),
-        (["-np", "2", "--min-np", "3"], r"min-np \(3\), np \(2\), max-np \(2\)"),
+        (["-np", "4", "-H", "a:2"], r"np (4): the hosts have 2 slots"),
+        (["-np", "2", "--min-np", "3"], r"min-np (3), np (2), max-np (2)"),
         (["-np", "2", "-H", "a:2", "--hostfile", "x"], "give one of them"),
         (["-np", "1", "-H", "-oProxyCommand=x"], "a host must be as in host1:4"),
         (["-np", "1", "--hostfile", "no-such-file"], "it cannot be read"),
         (["-np", "1", "--host-discovery-script", "/bin/false"], "it ended with status 1"),
+        (["-np", "1", "-H", "a:1", "--network-interfaces", "no0"], "has none of them"),
+        (["-np", "1", "-H", "a:1", "--network-interfaces", "lo"], "no address here that other hosts reach"),
     ],
 )
-def test_what_makes_no_sense_is_refused(start: Callable[..., Job], words: list[str], message: str) -> None:
-    start(*words).ends(1, message)
+def test_what_makes_no_sense_is_refused(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in launcher.RANK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    refused = CliRunner().invoke(run.app, [*words, "--", "true"])
+    assert refused.exit_code == 1
+    assert message in " ".join(refused.output.split())
+
+
+def test_workers_are_told_the_network_interfaces(start: Callable[..., Job]) -> None:
+    names = [name for _, name in socket.if_nameindex() if membership.own_addresses([name])]
+    if not names:
+        pytest.skip("this host has no network interface beside the loopback")
+    program = "import os; print('told', os.environ['HVD_EXT_WORKER_INTERFACES'])"
+    job = start("-np", "1", "-H", "a:1", "--network-interfaces", names[0], command=[sys.executable, "-c", program])
+    job.ends(0, f"told {names[0]}\n")
