@@ -10,7 +10,7 @@ from hvd_ext.elastic.state import HostsUpdatedInterrupt, State
 from hvd_ext.job import log, membership, process, runtime
 from hvd_ext.tensorflow.failures import is_loss
 
-# Worlds that may fail one after another before their ranks have the same state; then something else is wrong.
+# Worlds that may fail one after another without a commit; then something else is wrong.
 LIMIT = 10
 
 _HINT = "hvd_ext: a job that `python -m hvd_ext run` has started survives this (docs/elastic.md)"
@@ -65,7 +65,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
 
     @functools.wraps(func)
     def elastic(state: State, *args: Any, **kwargs: Any) -> Any:
-        joined, failures = True, 0
+        joined, failures, commits = True, 0, state._commits
         while True:
             if not joined:
                 reset()  # an error in it ends the worker: `init` itself tries the next world after a lost rank
@@ -78,14 +78,15 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
                 if last is not None:
                     log.write(log.line(f"this worker ends: {last}"))
                     raise SystemExit(1)
-                joined, failures = True, 0
+                joined = True
                 return func(state, *args, **kwargs)
             except HostsUpdatedInterrupt:
                 log.logger.info("elastic: workers join or leave; joining the next world")
             except Exception as error:
                 if not is_loss(error):
                     raise
-                failures += 1
+                failures = failures + 1 if state._commits == commits else 0
+                commits = state._commits
                 if membership.session() is None or failures > LIMIT:
                     if hasattr(error, "add_note") and membership.session() is None:  # Python 3.11
                         error.add_note(_HINT)

@@ -42,6 +42,7 @@ class State:
         self._rank = process.rank if get_rank is None else get_rank
         self._reset_callbacks: list[Callable[[], Any]] = []
         self._updated = False
+        self._commits = 0  # so many; by them `run` tells worlds that make progress
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Add functions that a worker calls after it has joined a new world, before the values are sent.
@@ -77,6 +78,7 @@ class State:
             CommunicationError: a peer is gone.
         """
         self.save()
+        self._commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:

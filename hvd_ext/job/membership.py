@@ -57,7 +57,6 @@ class Session:
         self.worker, self.world = int(environ[WORKER]), -1
         self.last: str | None = None
         self.waits = environ.get(LATE, "") == "1"
-        self.last: str | None = None
         self._limit_s = _limit_s(environ)
         interfaces = environ.get(INTERFACES)
         own = own_addresses(interfaces.split(",") if interfaces else None)

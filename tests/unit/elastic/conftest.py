@@ -18,7 +18,6 @@ class Session:
     last: str | None = None
     ends_with: str | None = None  # why the next world is the last one
     world = -1
-    last: str | None = None
 
     def join(self) -> tuple[membership.World, list[int]]:
         """Begin the next world."""

@@ -18,6 +18,7 @@ import pytest
 
 from hvd_ext.runner import launcher
 from hvd_ext.state.folder import newest
+from hvd_ext.state.manifest import read
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow  # starts TensorFlow several times
@@ -166,3 +167,17 @@ def test_a_worker_that_comes_late_passes_over_the_calls_of_fit_that_are_done(sta
     check(ends, 4, traced=False)  # the second call has another optimizer
     assert all(end["last_loss"] == ends[0]["last_loss"] and end["epochs"] == 2 for end in ends)  # of the first call
     assert any(line["size"] == 2 and line["worker"] > 1 for line in job.lines("updates"))
+
+
+def test_too_few_workers_end_with_a_checkpoint(started):
+    words = ("-np", "2", "--min-np", "2", "--elastic-timeout", "2", "--blacklist-cooldown-range", "600", "600")
+    job = started(*words, CHECKPOINTS="1")
+    job.reached(20)
+    os.kill(job.workers()[1], signal.SIGKILL)
+    assert job.process.wait(60) == 1
+    assert "this worker ends: too few workers" in job.output()
+    found = newest(job.folder / "checkpoints")
+    assert found is not None
+    saved = read(found)
+    assert (saved.reason, saved.ranks) == ("too few workers", 1)
+    assert saved.data["shard"]["again: epoch"] == saved.epoch

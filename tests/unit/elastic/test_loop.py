@@ -142,6 +142,29 @@ def test_worlds_that_fail_one_after_another_end_the_worker(events: list[str]) ->
     assert events.count("init") == loop.LIMIT
 
 
+@pytest.mark.parametrize("commits", [False, True])
+def test_only_commits_tell_that_failing_worlds_make_progress(events: list[str], commits: bool) -> None:
+    calls = 0
+
+    @elastic.run
+    def train(state: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if commits:
+            state.commit()
+        if calls <= 2 * loop.LIMIT:
+            raise elastic.HorovodInternalError("rank 1 has left")
+
+    state = told(events)
+    if commits:
+        train(state)
+        assert calls == 2 * loop.LIMIT + 1
+    else:
+        with pytest.raises(hvd.errors.CommunicationError, match="rank 1 has left"):
+            train(state)
+        assert calls == loop.LIMIT + 1
+
+
 def test_other_errors_are_no_failures(events: list[str]) -> None:
     @elastic.run
     def train(state: Told) -> None:
