@@ -50,9 +50,7 @@ def exchange_in_step(engine: Engine, name: str, make: Callable[[], Any]) -> tupl
     return _exchanged(engine, name, make, agrees=True)
 
 
-def _exchanged(
-    engine: Engine, name: str, make: Callable[[], Any], **attributes: bool
-) -> tuple[list[Any], list[int]]:
+def _exchanged(engine: Engine, name: str, make: Callable[[], Any], **attributes: bool) -> tuple[list[Any], list[int]]:
     failure: Exception | None = None
     try:
         message: dict[str, Any] = {"value": make()}

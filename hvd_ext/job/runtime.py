@@ -103,7 +103,7 @@ class Runtime:
             self._counts |= {kind: max(count, self._counts.get(kind, 0)) for kind, count in counts.items()}
 
     def plans_of_sums(self) -> dict[int, int]:
-        """Return the plans of the allreduces that this rank knows, by their digests; those of the options are planned."""
+        """Return the plans of the allreduces that this rank knows, by digest; those of the options are planned."""
         for limit in SIZE_CLASSES:
             self.allreduce(limit)
         with self._lock:

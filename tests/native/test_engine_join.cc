@@ -63,10 +63,11 @@ TEST("join: with any numbers of steps and calls per rank, epoch after epoch, the
       }
       std::vector<std::vector<int>> lasts(kEpochs, std::vector<int>(static_cast<size_t>(size)));
       OnEngines(size, [&](int rank, Engine* engine) {
-        const int64_t plan = AddPlan(engine, RingAllreduce(rank, size)), star = AddPlan(engine, StarAllreduce(rank, size));
+        const int64_t plan = AddPlan(engine, RingAllreduce(rank, size)),
+                      star = AddPlan(engine, StarAllreduce(rank, size));
         const int64_t large = trial == 0 && size == 3 ? 140000 : 300;  // large enough to be sent while it is copied
-        const ChannelSpec spec = ChannelOf("Adam", {40, 0, 7, large},
-                                           {SumOf(plan, 64, {3}), SumOf(star, 0, {1, 2}), SumOf(plan, 100, {0})});
+        const ChannelSpec spec =
+            ChannelOf("Adam", {40, 0, 7, large}, {SumOf(plan, 64, {3}), SumOf(star, 0, {1, 2}), SumOf(plan, 100, {0})});
         const ChannelSpec other = ChannelOf("SGD", {3}, {SumOf(star, 0, {0})});
         const int64_t channel = OpenChannel(engine, spec), second = OpenChannel(engine, other);
         for (int epoch = 0; epoch < kEpochs; ++epoch) {
@@ -79,8 +80,8 @@ TEST("join: with any numbers of steps and calls per rank, epoch after epoch, the
             for (size_t i = 0; i < results.size(); ++i) {
               Result result = Await(std::move(results[i]), "tensor " + std::to_string(i));
               CHECK_OK(result.status);
-              CHECK(result.data == SumOfActive(of_epoch, step, spec.elements[i], seed + static_cast<int>(i),
-                                               DType::kFloat32));
+              CHECK(result.data ==
+                    SumOfActive(of_epoch, step, spec.elements[i], seed + static_cast<int>(i), DType::kFloat32));
             }
             for (auto& future : of_other) {
               CHECK(Await(std::move(future), "SGD").data == SumOfActive(of_epoch, step, 3, seed, DType::kFloat32));

@@ -109,8 +109,8 @@ int hvd_ext_channel_held_write(int64_t channel, int64_t tensor, const void* from
 // is refused while a rank has joined.
 int hvd_ext_exchange(int64_t engine, const char* name, const void* payload, int64_t nbytes, int32_t agrees,
                      void** result, const char** data, const int64_t** offsets);
-// Blocking: gives zeros to the others until all ranks have joined. It takes the plans that this rank has for calls, with
-// their digests. *last: the rank that has joined last. The payloads of all ranks as in an exchange.
+// Blocking: gives zeros to the others until all ranks have joined. It takes the plans that this rank has for calls,
+// with their digests. *last: the rank that has joined last. The payloads of all ranks as in an exchange.
 int hvd_ext_join(int64_t engine, int64_t n_plans, const int64_t* plans, const int64_t* digests, const void* payload,
                  int64_t nbytes, int32_t* last, void** result, const char** data, const int64_t** offsets);
 void hvd_ext_exchange_free(void* result);

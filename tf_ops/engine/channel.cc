@@ -111,9 +111,8 @@ int64_t Channel::runs() const {
 
 bool Channel::IsQuiet() const {
   MutexLock lock(&mutex_);
-  return !failure_.ok() || std::all_of(steps_.begin(), steps_.end(), [](const auto& step) {
-    return step.second->ended == step.second->queued;
-  });
+  return !failure_.ok() || std::all_of(steps_.begin(), steps_.end(),
+                                       [](const auto& step) { return step.second->ended == step.second->queued; });
 }
 
 int64_t Channel::NbytesOf(int64_t tensor) const {

@@ -76,7 +76,7 @@ class Coordinator {
 
   int size_;
   std::vector<int> numbers_;
-  int gone_ = -1;  // the first rank that has left
+  int gone_ = -1;                              // the first rank that has left
   std::vector<char> joined_;                   // by rank
   std::vector<std::vector<int64_t>> digests_;  // by rank, of those that have joined
   int64_t waiting_ = 0;

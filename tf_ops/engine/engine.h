@@ -68,7 +68,7 @@ struct CallTerms {
   int64_t root = 0;  // broadcast
   int64_t plan_digest = 0;
   int64_t segment_nbytes = 0;
-  std::optional<DType> wire;   // allreduce of float32: as in BucketSpec
+  std::optional<DType> wire;  // allreduce of float32: as in BucketSpec
   // exchange: a rank that has joined agrees with the others, and has an empty payload; else it is refused
   bool agrees = false;
   bool counted = false;        // the name comes from a counter, so that two calls at once on one rank have no order
@@ -249,8 +249,8 @@ class Engine {
   // `input` stays valid until `done`.
   void Call(CallSpec spec, const void* input, Allocate allocate, Done done);
   void Exchange(std::string name, std::string payload, Exchanged done, bool agrees = false);
-  // Until all ranks have joined, this one gives zeros to the steps and sums of the others (joining.h). `plans`: those of
-  // calls, with the digests by which the ranks compare them.
+  // Until all ranks have joined, this one gives zeros to the steps and sums of the others (joining.h). `plans`: those
+  // of calls, with the digests by which the ranks compare them.
   void Join(const std::vector<KnownPlan>& plans, std::string payload, JoinEnded done);
   // Tells the other ranks that this one has refused its use of the name: their calls end with a mismatch and these
   // words. Call does so itself where it refuses.

@@ -3,9 +3,9 @@
 //
 // While no rank has joined, none of this costs a message. A rank joins by a message to rank 0, which tells the ranks
 // that have not joined. Each of these answers how far it is with its channels, and from then on announces each step
-// that it begins or ends; rank 0 passes the first announcement of a step on to the ranks that have joined. Announcements
-// say the whole state, so that one may overtake another: a rank may have begun steps before it heard of a join. Runs
-// of a lane, by which steps are counted, are counted alike on all ranks.
+// that it begins or ends; rank 0 passes the first announcement of a step on to the ranks that have joined.
+// Announcements say the whole state, so that one may overtake another: a rank may have begun steps before it heard of a
+// join. Runs of a lane, by which steps are counted, are counted alike on all ranks.
 //
 // Calls go through rank 0 anyway: its coordinator takes the ranks that have joined for present, and has them take part
 // with zeros (Calls).
@@ -73,8 +73,7 @@ class Joining {
   // Does what the announcement asks for; false where it has to wait for runs under way.
   bool Follow(const std::shared_ptr<Channel>& channel, const StepReached& reached, Lane* lane)
       HVD_EXT_REQUIRES(progress_role);
-  Status GiveZeros(const std::shared_ptr<Channel>& channel, const StepReached& reached)
-      HVD_EXT_REQUIRES(progress_role);
+  Status GiveZeros(const std::shared_ptr<Channel>& channel, const StepReached& reached) HVD_EXT_REQUIRES(progress_role);
 
   Core* const core_;
   Control* const control_;
@@ -85,10 +84,10 @@ class Joining {
   std::atomic<Mode> mode_{kAlone};
 
   // Of this rank's join.
-  JoinEnded done_ HVD_EXT_GUARDED_BY(progress_role);           // null: it has not joined
-  bool all_ HVD_EXT_GUARDED_BY(progress_role) = false;         // all have joined; zeros may still be due
-  AllJoined end_ HVD_EXT_GUARDED_BY(progress_role);            // once all have joined
-  bool others_ HVD_EXT_GUARDED_BY(progress_role) = false;      // others have joined, and this rank has not, or not again
+  JoinEnded done_ HVD_EXT_GUARDED_BY(progress_role);       // null: it has not joined
+  bool all_ HVD_EXT_GUARDED_BY(progress_role) = false;     // all have joined; zeros may still be due
+  AllJoined end_ HVD_EXT_GUARDED_BY(progress_role);        // once all have joined
+  bool others_ HVD_EXT_GUARDED_BY(progress_role) = false;  // others have joined, and this rank has not, or not again
   std::map<int64_t, Lane> due_ HVD_EXT_GUARDED_BY(progress_role);  // by lane
 
   // On rank 0.

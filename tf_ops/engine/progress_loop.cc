@@ -60,8 +60,7 @@ void ProgressLock::Unlock() {
 }
 
 ProgressLoop::ProgressLoop(Core* core, Inbox* inbox, Registry* registry, Control* control, Executor* executor,
-                           Calls* calls, Lanes* lanes, PartialRounds* rounds, StallWatch* stalls,
-                           Joining* joining)
+                           Calls* calls, Lanes* lanes, PartialRounds* rounds, StallWatch* stalls, Joining* joining)
     : core_(core),
       inbox_(inbox),
       registry_(registry),
