@@ -72,7 +72,7 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "eager mode and in `tf.function`.",
         (
             *("Average", "Sum", "Min", "Max", "Product", "allreduce", "allgather", "broadcast", "reducescatter"),
-            *("alltoall", "barrier", "grouped_allreduce", "grouped_allgather", "grouped_reducescatter"),
+            *("alltoall", "barrier", "join", "grouped_allreduce", "grouped_allgather", "grouped_reducescatter"),
             *("broadcast_variables", "broadcast_object", "allgather_object", "rank_op", "size_op", "local_rank_op"),
             *("local_size_op", "process_set_included_op", "pto"),
         ),
@@ -107,7 +107,7 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         (
             *("broadcast_global_variables", "broadcast_", "start_timeline", "stop_timeline", "mpi_enabled"),
             *("mpi_built", "mpi_threads_supported", "gloo_enabled", "gloo_built", "nccl_built", "ddl_built"),
-            *("ccl_built", "cuda_built", "rocm_built", "keras.*", "Adasum", "join"),
+            *("ccl_built", "cuda_built", "rocm_built", "keras.*", "Adasum"),
         ),
     ),
 )

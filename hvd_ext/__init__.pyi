@@ -83,16 +83,14 @@ from hvd_ext.options import (
     Sum as Sum,
 )
 from hvd_ext.options.local_steps import LocalSteps as LocalSteps
-from hvd_ext.options.unsupported import (
-    Adasum as Adasum,
-    join as join,
-)
+from hvd_ext.options.unsupported import Adasum as Adasum
 from hvd_ext.runner import run as run
 from hvd_ext.tensorflow.collectives.grouped import (
     grouped_allgather as grouped_allgather,
     grouped_allreduce as grouped_allreduce,
     grouped_reducescatter as grouped_reducescatter,
 )
+from hvd_ext.tensorflow.collectives.joining import join as join
 from hvd_ext.tensorflow.collectives.objects import (
     allgather_object as allgather_object,
     broadcast_object as broadcast_object,

@@ -43,7 +43,7 @@ _LIFE_ROWS = (
         },
     ),
     *same(_LIFE, "stop_timeline"),
-    Row(_LIFE, "join", "", REFUSED, unsupported.INSTEAD["join"]),
+    *same(_LIFE, "join", "returns an int; not with `sync`, `delay`, `local_steps` and `LowRank`"),
 )
 
 _RUN_ROWS = (

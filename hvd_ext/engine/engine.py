@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -73,21 +73,47 @@ class Engine(PartialChannels):
         """Forget a plan; `InvalidError` if a channel uses the plan, or it does not exist."""
         _call("hvd_ext_plan_remove", plan)
 
-    def exchange(self, name: str, payload: bytes) -> list[bytes]:
+    def exchange(self, name: str, payload: bytes, *, agrees: bool = False) -> list[bytes]:
         """Send bytes to all ranks and receive theirs; waits for all ranks.
 
         Args:
             name: the exchange's name, the same on all ranks; exchanges with the same name are matched in their order.
+            agrees: whether ranks that have joined (`join`) agree with the others; else they make it an error.
 
         Returns:
-            The payloads, by rank.
+            The payloads, by rank; b"" for a rank that has joined.
 
         Raises:
+            InvalidError: a rank has joined, and some rank does not give `agrees`; on all ranks that call it.
             CommunicationError: a peer is gone, or stays away for longer than `stall_fatal_s`.
         """
+        return self._payloads("hvd_ext_exchange", name.encode(), payload, len(payload), int(agrees))
+
+    def join(self, plans: Mapping[int, int], payload: bytes) -> tuple[int, list[bytes]]:
+        """Give zeros to the steps and sums of the other ranks until all ranks have joined.
+
+        Args:
+            plans: the plans of this rank that calls of the others may use, by their digests.
+            payload: for all ranks.
+
+        Returns:
+            The rank that has joined last, and the payloads, by rank; the same on all ranks.
+
+        Raises:
+            InvalidError: a channel of this rank has partial rounds, or another thread has joined.
+            CommunicationError: a peer is gone.
+        """
+        handles, last = np.array(list(plans.values()), np.int64), ctypes.c_int32()
+        digests = np.array(list(plans), np.int64)
+        lists = (native.pointer(handles), native.pointer(digests))
+        payloads = self._payloads("hvd_ext_join", len(plans), *lists, payload, len(payload), ctypes.byref(last))
+        return last.value, payloads
+
+    def _payloads(self, function: str, *arguments: Any) -> list[bytes]:
+        """Call a function of the C interface that gives a payload of each rank."""
         result, data, offsets = ctypes.c_void_p(), ctypes.c_char_p(), ctypes.POINTER(ctypes.c_int64)()
         out = [ctypes.byref(pointer) for pointer in (result, data, offsets)]
-        _call("hvd_ext_exchange", self.generation, name.encode(), payload, len(payload), *out)
+        _call(function, self.generation, *arguments, *out)
         try:
             base = ctypes.cast(data, ctypes.c_void_p).value or 0
             return [

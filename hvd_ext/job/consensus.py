@@ -34,8 +34,23 @@ def exchange(engine: Engine, name: str, make: Callable[[], Any]) -> list[Any]:
         HvdExtError: `make` raised it on some rank. All ranks raise the same class, with the message of the lowest rank
             that failed. If `make` raises any other exception, its rank raises it unchanged, and the other ranks raise
             `HvdExtError`.
+        InvalidError: a rank has joined (`hvd_ext.join`).
         CommunicationError: a peer is gone or stayed away.
     """
+    return _exchanged(engine, name, make)[0]
+
+
+def exchange_in_step(engine: Engine, name: str, make: Callable[[], Any]) -> tuple[list[Any], list[int]]:
+    """Send a value to all ranks and receive theirs, as `exchange`, in steps that go on while some ranks have joined.
+
+    Returns:
+        The values, by rank: a rank that has joined counts as one that agrees with the lowest rank that has not. And the
+        ranks that have joined, which takes note of nothing; the same on all ranks that call it.
+    """
+    return _exchanged(engine, name, make, agrees=True)
+
+
+def _exchanged(engine: Engine, name: str, make: Callable[[], Any], **attributes: bool) -> tuple[list[Any], list[int]]:
     failure: Exception | None = None
     try:
         message: dict[str, Any] = {"value": make()}
@@ -43,16 +58,19 @@ def exchange(engine: Engine, name: str, make: Callable[[], Any]) -> list[Any]:
         failure = error
         message = {"error": type(error).__name__, "text": str(error)}
     payload = json.dumps(message).encode()
-    answers = [json.loads(answer) for answer in engine.exchange(name, payload)]
-    failed = [(rank, answer) for rank, answer in enumerate(answers) if "error" in answer]
+    payloads = engine.exchange(name, payload, **attributes)
+    answers = {rank: json.loads(answer) for rank, answer in enumerate(payloads) if answer}
+    failed = [(rank, answer) for rank, answer in answers.items() if "error" in answer]
     if not failed:
-        return [answer["value"] for answer in answers]
+        agreed = answers[min(answers)]
+        joined = [rank for rank in range(len(payloads)) if rank not in answers]
+        return [answers.get(rank, agreed)["value"] for rank in range(len(payloads))], joined
     if failure is not None and not isinstance(failure, HvdExtError):
         raise failure
     rank, answer = failed[0]
     exception = getattr(errors, answer["error"], None)
     if isinstance(exception, type) and issubclass(exception, HvdExtError):
-        raise exception(_with_rank(engine.ranks[rank], answer["text"], len(answers))) from failure
+        raise exception(_with_rank(engine.ranks[rank], answer["text"], len(payloads))) from failure
     raise HvdExtError(f"{name}: rank {engine.ranks[rank]} failed with {answer['error']}: {answer['text']}") from failure
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hvd_ext.errors import NotInitializedError
@@ -71,11 +70,13 @@ class Runtime:
         self.groups: dict[str, Any] = {}  # the process sets of `process_sets.group`, by `within`
         # what may have outer steps of local steps under way, in threads (`policies.local_steps`)
         self.outer_steps: weakref.WeakSet[Any] = weakref.WeakSet()
+        # of a job: the lists of gradients that are reduced in it or in its process sets (`gradients.reducer`)
+        self.gradient_sets: weakref.WeakSet[Any] = weakref.WeakSet()
         self.last_process_set = 0  # the number of the newest set
         self._agreements: dict[str, threading.RLock] = {}
         self._handles: dict[int, int] = {}
         self._prepared: dict[tuple[str, str | int, int], Prepared] = {}
-        self._counts: dict[str, Iterator[int]] = {}
+        self._counts: dict[str, int] = {}
         self._lock = threading.RLock()
 
     def subset(self, engine: Engine) -> Runtime:
@@ -87,7 +88,26 @@ class Runtime:
     def count(self, kind: str) -> int:
         """Return the next number for an eager call of a kind; default names contain it."""
         with self._lock:
-            return next(self._counts.setdefault(kind, itertools.count()))
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+            return self._counts[kind] - 1
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many calls of each kind this rank has counted."""
+        with self._lock:
+            return dict(self._counts)
+
+    def count_up_to(self, counts: dict[str, int]) -> None:
+        """Count the calls that other ranks have made while this one had joined; `counts` are those of a rank."""
+        with self._lock:
+            self._counts |= {kind: max(count, self._counts.get(kind, 0)) for kind, count in counts.items()}
+
+    def plans_of_sums(self) -> dict[int, int]:
+        """Return the plans of the allreduces that this rank knows, by digest; those of the options are planned."""
+        for limit in SIZE_CLASSES:
+            self.allreduce(limit)
+        with self._lock:
+            return {found.digest: found.plan for key, found in self._prepared.items() if key[0] == "allreduce"}
 
     def agreement(self, kind: str) -> threading.RLock:
         """Return the lock that a thread holds while the ranks agree on something in several exchanges.

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
-from hvd_ext.errors import InvalidError
-
 # What to do instead; the migration page has the same words.
 INSTEAD: dict[str, str] = {
-    "join": (
-        "give all ranks as many steps, as hvd_ext.shard(dataset, batch_size) does, or agree with "
-        "hvd_ext.allgather_object before the last steps"
-    ),
     "experimental": (
         "leave experimental_run_tf_function out of compile(): Keras 3 has no such argument, and none is needed for a "
         "DistributedOptimizer to reduce the gradients"
@@ -32,15 +24,6 @@ class RefusedOp:
 
 
 Adasum = RefusedOp("Adasum", "take op=Average, and hvd_ext.scale_learning_rate with a warm-up")
-
-
-def join() -> NoReturn:
-    """Refuse Horovod's `join`: a rank that runs out of data early would be missing in the others' collectives.
-
-    Raises:
-        InvalidError: always; the message says how to give all ranks the same number of steps.
-    """
-    raise InvalidError(f"join: a rank cannot drop out of the training here; {INSTEAD['join']}")
 
 
 # Words in an exception that is not ours -> what to do about it.

@@ -19,7 +19,11 @@ LIMIT = 100
 
 
 class Skipping:
-    """Counts the steps in a row that were skipped. All ranks skip a step or none does, so all raise the same error."""
+    """Counts the steps in a row that were skipped. All ranks skip a step or none does, so all raise the same error.
+
+    Attributes:
+        steps: a variable: the number of them.
+    """
 
     def __init__(self, label: str) -> None:
         self._words = (
@@ -28,7 +32,7 @@ class Skipping:
             "the loss, or lower the learning rate"
         )
         with tf.init_scope(), tf.device("CPU:0"):
-            self._steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_skipped_in_a_row")
+            self.steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_skipped_in_a_row")
 
     @ops.plain
     def count(self, applied: tf.Tensor, searching: tf.Tensor | bool = False) -> tf.Operation | None:
@@ -43,8 +47,8 @@ class Skipping:
                 `tf.errors.InvalidArgumentError` with the same message.
         """
         with tf.device("CPU:0"):
-            steps = tf.where(applied, tf.constant(0, tf.int64), self._steps.read_value() + 1)
-            self._steps.assign(steps)
+            steps = tf.where(applied, tf.constant(0, tf.int64), self.steps.read_value() + 1)
+            self.steps.assign(steps)
             goes_on = tf.logical_or(steps < LIMIT, searching)
             if not tf.executing_eagerly():
                 with tf.control_dependencies([steps]):
@@ -71,6 +75,9 @@ class FiniteSteps:
         with tf.init_scope(), tf.device("CPU:0"):
             self.applied = tf.Variable(first, dtype=tf.int64, trainable=False, name="hvd_ext_applied_steps")
             self._skipped = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_skipped_steps")
+        gradients.counters |= {"applied": self.applied, "skipped": self._skipped}
+        if self._skipping is not None:
+            gradients.counters["skipped in a row"] = self._skipping.steps
 
     @staticmethod
     def are_finite(reduced: Sequence[Any]) -> tf.Tensor:

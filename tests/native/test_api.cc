@@ -72,7 +72,7 @@ TEST("api: every function says so when no engine runs") {
         Code::kStopped, words);
   Fails(hvd_ext_channel_held_read(1, 0, nullptr, &flag), Code::kStopped, words);
   Fails(hvd_ext_channel_held_write(1, 0, nullptr), Code::kStopped, words);
-  Fails(hvd_ext_exchange(1, "x", "", 0, nullptr, nullptr, nullptr), Code::kStopped, words);
+  Fails(hvd_ext_exchange(1, "x", "", 0, 0, nullptr, nullptr, nullptr), Code::kStopped, words);
   Fails(hvd_ext_statistics(1, values), Code::kStopped, words);
   CHECK_EQ(hvd_ext_stop(number, 0, &alone), 0);
   CHECK_EQ(alone, 0);
@@ -92,12 +92,12 @@ TEST("api: a job of one rank starts, works and stops, twice in one process") {
     void* result = nullptr;
     const char* data = nullptr;
     const int64_t* offsets = nullptr;
-    CHECK_EQ(hvd_ext_exchange(started.job, "hosts", "me\0too", 6, &result, &data, &offsets), 0);
+    CHECK_EQ(hvd_ext_exchange(started.job, "hosts", "me\0too", 6, 0, &result, &data, &offsets), 0);
     CHECK_EQ(offsets[0], 0);
     CHECK_EQ(offsets[1], 6);
     CHECK_EQ(std::memcmp(data, "me\0too", 6), 0);
     hvd_ext_exchange_free(result);
-    Fails(hvd_ext_exchange(started.job, "", "", 0, &result, &data, &offsets), Code::kInvalid, "must have a name");
+    Fails(hvd_ext_exchange(started.job, "", "", 0, 0, &result, &data, &offsets), Code::kInvalid, "must have a name");
     CHECK_EQ(hvd_ext_channel_close(started.channel), 0);
     Fails(hvd_ext_channel_begin_step(started.channel), Code::kStopped, "has been closed");
     CHECK_EQ(hvd_ext_plan_remove(started.plan), 0);

@@ -130,7 +130,8 @@ std::string Exchanged(int64_t engine, const std::string& payload) {
   const char* data = nullptr;
   const int64_t* offsets = nullptr;
   CHECK_EQ(
-      hvd_ext_exchange(engine, "x", payload.data(), static_cast<int64_t>(payload.size()), &result, &data, &offsets), 0);
+      hvd_ext_exchange(engine, "x", payload.data(), static_cast<int64_t>(payload.size()), 0, &result, &data, &offsets),
+      0);
   std::string all(data, static_cast<size_t>(offsets[1]));
   hvd_ext_exchange_free(result);
   return all;

@@ -47,6 +47,22 @@ LaneReport Report() {
   return report;
 }
 
+StepReached Reached() {
+  StepReached reached;
+  reached.lane = 3;
+  reached.runs = 17;
+  reached.density = 0.125;
+  reached.momentum = 0.5;
+  reached.ended = reached.committed = reached.committed_before = true;
+  return reached;
+}
+
+ZeroCall Zeros() {
+  ZeroCall zeros;
+  static_cast<CallTerms&>(zeros) = Announced();
+  return zeros;
+}
+
 // At least one message of every type, with something in every field.
 const std::vector<ControlMessage>& Messages() {
   static const std::vector<ControlMessage> messages = {Announced(),
@@ -63,6 +79,11 @@ const std::vector<ControlMessage>& Messages() {
                                                        StallProbe{1, 5},
                                                        StallReport{5, Report()},
                                                        StallVerdict{1, "rank 2"},
+                                                       RankJoined{{5, -6}, kText},
+                                                       OthersJoined{},
+                                                       Reached(),
+                                                       Zeros(),
+                                                       AllJoined{2, {"", kText}},
                                                        EngineFailed{Internal("broken")},
                                                        ShuttingDown{}};
   return messages;

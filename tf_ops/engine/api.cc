@@ -113,6 +113,19 @@ struct ExchangeResult {
   std::vector<int64_t> offsets;
 };
 
+// Gives a caller of the C ABI the payloads of all ranks.
+void Give(const std::vector<std::string>& payloads, void** result, const char** data, const int64_t** offsets) {
+  auto* exchanged = new ExchangeResult;
+  exchanged->offsets.push_back(0);
+  for (const std::string& part : payloads) {
+    exchanged->data += part;
+    exchanged->offsets.push_back(static_cast<int64_t>(exchanged->data.size()));
+  }
+  *result = exchanged;
+  *data = exchanged->data.data();
+  *offsets = exchanged->offsets.data();
+}
+
 // What a waiting caller and the engine's thread share.
 struct Waiting {
   explicit Waiting(int64_t expected) : open(expected) {}
@@ -455,26 +468,38 @@ void hvd_ext_interrupt(void) { Interrupts::EndAll(); }
 
 int32_t hvd_ext_raise_after_error(void) { return Interrupts::RaiseAfterError() ? 1 : 0; }
 
-int hvd_ext_exchange(int64_t engine, const char* name, const void* payload, int64_t nbytes, void** result,
-                     const char** data, const int64_t** offsets) {
+int hvd_ext_exchange(int64_t engine, const char* name, const void* payload, int64_t nbytes, int32_t agrees,
+                     void** result, const char** data, const int64_t** offsets) {
   return OnEngine(engine, [&](Engine* found) {
     auto waiting = std::make_shared<Waiting>(1);
     Engine::CallerProgress progress(found);
-    found->Exchange(name, std::string(static_cast<const char*>(payload), static_cast<size_t>(nbytes)),
-                    [waiting](const Status& s, const std::vector<std::string>& payloads) {
-                      waiting->payloads = payloads;
-                      waiting->End(s);
-                    });
+    found->Exchange(
+        name, std::string(static_cast<const char*>(payload), static_cast<size_t>(nbytes)),
+        [waiting](const Status& s, const std::vector<std::string>& payloads) {
+          waiting->End(s, [&] { waiting->payloads = payloads; });
+        },
+        agrees != 0);
     HVD_EXT_RETURN_IF_ERROR(waiting->Wait(&progress));
-    auto* exchanged = new ExchangeResult;
-    exchanged->offsets.push_back(0);
-    for (const std::string& part : waiting->payloads) {
-      exchanged->data += part;
-      exchanged->offsets.push_back(static_cast<int64_t>(exchanged->data.size()));
-    }
-    *result = exchanged;
-    *data = exchanged->data.data();
-    *offsets = exchanged->offsets.data();
+    Give(waiting->payloads, result, data, offsets);
+    return Status::Ok();
+  });
+}
+
+int hvd_ext_join(int64_t engine, int64_t n_plans, const int64_t* plans, const int64_t* digests, const void* payload,
+                 int64_t nbytes, int32_t* last, void** result, const char** data, const int64_t** offsets) {
+  return OnEngine(engine, [&](Engine* found) {
+    std::vector<KnownPlan> known;
+    for (int64_t i = 0; i < n_plans; ++i) known.push_back({digests[i], plans[i]});
+    auto waiting = std::make_shared<Waiting>(1);
+    found->Join(known, std::string(static_cast<const char*>(payload), static_cast<size_t>(nbytes)),
+                [=](const Status& s, int rank, const std::vector<std::string>& payloads) {
+                  waiting->End(s, [&] {
+                    waiting->payloads = payloads;
+                    *last = rank;
+                  });
+                });
+    HVD_EXT_RETURN_IF_ERROR(waiting->Wait(nullptr));  // it may take long: the engine's thread makes the progress
+    Give(waiting->payloads, result, data, offsets);
     return Status::Ok();
   });
 }

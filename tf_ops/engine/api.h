@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define HVD_EXT_ABI_VERSION 15
+#define HVD_EXT_ABI_VERSION 16
 
 // clang-format off
 #define HVD_EXT_STRUCT(name, kept) typedef struct {
@@ -105,9 +105,14 @@ int hvd_ext_channel_held_read(int64_t channel, int64_t tensor, void* to, int32_t
 int hvd_ext_channel_held_write(int64_t channel, int64_t tensor, const void* from);
 
 // Blocking; the caller's thread waits. The payloads are kept until hvd_ext_exchange_free: payload r is
-// [data + offsets[r], data + offsets[r + 1]).
-int hvd_ext_exchange(int64_t engine, const char* name, const void* payload, int64_t nbytes, void** result,
-                     const char** data, const int64_t** offsets);
+// [data + offsets[r], data + offsets[r + 1]). With `agrees`, that of a rank that has joined is empty; else the exchange
+// is refused while a rank has joined.
+int hvd_ext_exchange(int64_t engine, const char* name, const void* payload, int64_t nbytes, int32_t agrees,
+                     void** result, const char** data, const int64_t** offsets);
+// Blocking: gives zeros to the others until all ranks have joined. It takes the plans that this rank has for calls,
+// with their digests. *last: the rank that has joined last. The payloads of all ranks as in an exchange.
+int hvd_ext_join(int64_t engine, int64_t n_plans, const int64_t* plans, const int64_t* digests, const void* payload,
+                 int64_t nbytes, int32_t* last, void** result, const char** data, const int64_t** offsets);
 void hvd_ext_exchange_free(void* result);
 int hvd_ext_refuse(int64_t engine, const char* name, const char* why);  // see Engine::Refuse
 // Ends the waits of TensorFlow's ops in graphs: see Interrupts::EndAll.

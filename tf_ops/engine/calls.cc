@@ -173,6 +173,42 @@ void Calls::Handle(const CallStart& start) {
                           ") that this rank has not made"));
     return;
   }
+  Start(call, start);
+}
+
+void Calls::Handle(const ZeroCall& zeros) {
+  auto call = std::make_shared<OpenCall>();
+  static_cast<CallTerms&>(call->spec) = zeros;
+  const auto plan = plans_of_zeros_.find(zeros.plan_digest);
+  if (plan == plans_of_zeros_.end()) {
+    core_->Break(Internal(call->name() + ": " + core_->RankName(0) + " has started it with a plan that this rank, " +
+                          "which has joined, does not have"));
+    return;
+  }
+  call->plan = plan->second;
+  call->since_s = core_->now_s;
+  const auto nbytes = Elements(zeros.shape) * static_cast<int64_t>(SizeOf(zeros.dtype));
+  auto memory = std::make_shared<std::vector<char>>(static_cast<size_t>(nbytes));  // the input, then the result
+  call->input = memory->data();
+  call->allocate = [memory](const std::vector<int64_t>&, void** to) {
+    *to = memory->data();
+    return Status::Ok();
+  };
+  call->done = [](const Status&, const std::vector<std::string>&) {};
+  CallStart start;
+  start.id = next_++;
+  Start(call, start);
+}
+
+void Calls::HandleJoined(int peer, const std::vector<int64_t>& digests) {
+  std::vector<Outgoing> out;
+  coordinator_->Join(peer, digests, &out);
+  control_->SendAll(std::move(out));
+}
+
+void Calls::HandleAllJoined() { coordinator_->EndJoin(); }
+
+void Calls::Start(const std::shared_ptr<OpenCall>& call, const CallStart& start) {
   ++core_->calls;
   Trace* trace = &core_->trace;
   double started_s = trace->on() ? NowSeconds() : -1;

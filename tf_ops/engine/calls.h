@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/control.h"
@@ -46,6 +47,14 @@ class Calls {
   void Handle(const CallStart& start) HVD_EXT_REQUIRES(progress_role);
   void Handle(const CallRefusal& refusal) HVD_EXT_REQUIRES(progress_role);
   void Handle(const CallKnown& known) HVD_EXT_REQUIRES(progress_role);
+  // Rank 0: the peer has joined, and has the plans of these digests; or all have.
+  void HandleJoined(int peer, const std::vector<int64_t>& digests) HVD_EXT_REQUIRES(progress_role);
+  void HandleAllJoined() HVD_EXT_REQUIRES(progress_role);
+  // This rank has joined: it takes part in calls of the others with zeros, by these plans, which have their digests.
+  void Join(std::map<int64_t, std::shared_ptr<const Plan>> plans) HVD_EXT_REQUIRES(progress_role) {
+    plans_of_zeros_ = std::move(plans);
+  }
+  void Handle(const ZeroCall& zeros) HVD_EXT_REQUIRES(progress_role);
   // Calls that rank 0 has started need no more announcements; those that it has not started can never start.
   void HandleLeave(int peer) HVD_EXT_REQUIRES(progress_role);
 
@@ -59,6 +68,7 @@ class Calls {
   }
 
  private:
+  void Start(const std::shared_ptr<OpenCall>& call, const CallStart& start) HVD_EXT_REQUIRES(progress_role);
   std::shared_ptr<OpenCall> Take(int64_t id) HVD_EXT_REQUIRES(progress_role);
 
   Core* const core_;
@@ -67,6 +77,7 @@ class Calls {
   const std::unique_ptr<Coordinator> coordinator_;                                       // null: not rank 0
   std::map<int64_t, std::shared_ptr<OpenCall>> open_ HVD_EXT_GUARDED_BY(progress_role);  // by number
   int64_t next_ HVD_EXT_GUARDED_BY(progress_role) = 0;
+  std::map<int64_t, std::shared_ptr<const Plan>> plans_of_zeros_ HVD_EXT_GUARDED_BY(progress_role);  // by digest
 };
 
 }  // namespace hvd_ext

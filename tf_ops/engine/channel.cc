@@ -96,6 +96,30 @@ void Channel::Progress(int64_t* step, int64_t* over) const {
   gate_->Progress(step, over);
 }
 
+std::optional<StepPlace> Channel::Place() const {
+  MutexLock lock(&mutex_);
+  if (current_ == nullptr) return std::nullopt;
+  StepPlace place = place_;
+  place.ended = has_density_ && !topk_step_;
+  return place;
+}
+
+int64_t Channel::runs() const {
+  MutexLock lock(&mutex_);
+  return queued_;
+}
+
+bool Channel::IsQuiet() const {
+  MutexLock lock(&mutex_);
+  return !failure_.ok() || std::all_of(steps_.begin(), steps_.end(),
+                                       [](const auto& step) { return step.second->ended == step.second->queued; });
+}
+
+int64_t Channel::NbytesOf(int64_t tensor) const {
+  MutexLock lock(&mutex_);
+  return layout_->place(tensor).nbytes;
+}
+
 bool Channel::IsComplete(const ChannelStep& step) const {
   return step.here == tensors() && std::all_of(step.buckets.begin(), step.buckets.end(),
                                                [](const ChannelStep::Bucket& b) { return b.ended && b.status.ok(); });
@@ -180,6 +204,14 @@ Status Channel::BeginStep(const std::optional<TopKStep>& topk, bool skips, Begun
     for (ChannelStep::Tensor& tensor : current_->tensors) tensor.state = ChannelStep::Tensor::kHere;
   }
   topk_step_ = has_density_;
+  // A step that was given up before anything of it was sent begins again in the same place.
+  const bool again = begun_ > 1 && place_.runs == queued_;
+  StepPlace place;
+  place.runs = queued_;
+  place.density = current_->topk.density;
+  if (current_->topk.momentum) place.momentum = *current_->topk.momentum;
+  place.committed_before = again ? place_.committed_before : place_.committed;
+  place_ = place;
   return Status::Ok();
 }
 

@@ -65,6 +65,13 @@ class Channel {
   std::function<void(int64_t step)> TakeCallBeforeStep(int64_t* step) HVD_EXT_EXCLUDES(mutex_);
   // The newest complete steps, at most `most`, the oldest first.
   std::vector<StepTimes> Times(int64_t most) const HVD_EXT_EXCLUDES(mutex_);
+  // How far this rank is; null: no step has begun, or it was given up.
+  std::optional<StepPlace> Place() const HVD_EXT_EXCLUDES(mutex_);
+  int64_t runs() const HVD_EXT_EXCLUDES(mutex_);  // queued so far, over all steps
+  // Whether no run is queued or under way, or none can end.
+  bool IsQuiet() const HVD_EXT_EXCLUDES(mutex_);
+  int64_t tensors() const { return static_cast<int64_t>(tensor_names_.size()); }
+  int64_t NbytesOf(int64_t tensor) const HVD_EXT_EXCLUDES(mutex_);
   // The newest step that has begun, and the newest one that is complete; 0: none.
   void Progress(int64_t* step, int64_t* over) const HVD_EXT_EXCLUDES(mutex_);
 
@@ -131,7 +138,6 @@ class Channel {
   void FailNow(const Status& status, std::vector<Delivery>* ended) HVD_EXT_REQUIRES(mutex_);
   // The tensors of a bucket that have not come; bucket -1: of all.
   std::vector<std::string> Missing(const ChannelStep& step, int64_t bucket) const HVD_EXT_REQUIRES(mutex_);
-  int64_t tensors() const { return static_cast<int64_t>(tensor_names_.size()); }
   const std::string& NameOf(int64_t tensor) const { return tensor_names_[static_cast<size_t>(tensor)]; }
 
   const std::string name_;
@@ -154,6 +160,7 @@ class Channel {
   int64_t begun_ HVD_EXT_GUARDED_BY(mutex_) = 0;                     // the number of the newest step
   std::map<int64_t, std::shared_ptr<std::vector<char>>> given_ HVD_EXT_GUARDED_BY(mutex_);  // by GiveResult, by tensor
   int64_t queued_ HVD_EXT_GUARDED_BY(mutex_) = 0;  // runs so far, over all steps
+  StepPlace place_ HVD_EXT_GUARDED_BY(mutex_);     // of the newest step
   Status failure_ HVD_EXT_GUARDED_BY(mutex_);
   bool topk_step_ HVD_EXT_GUARDED_BY(mutex_) = false;  // begun and not ended
   int64_t committed_ HVD_EXT_GUARDED_BY(mutex_) = 0, dropped_ HVD_EXT_GUARDED_BY(mutex_) = 0;

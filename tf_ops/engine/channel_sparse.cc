@@ -52,6 +52,7 @@ Status Channel::EndStep(bool commit) {
     if (state.feedback != nullptr) state.feedback->Commit();
   }
   ++committed_;
+  place_.committed = true;
   topk_step_ = false;
   return Status::Ok();
 }

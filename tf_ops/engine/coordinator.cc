@@ -80,12 +80,12 @@ bool DifferentLines(const std::string& a, const std::string& b, std::string* lin
   }
 }
 
-// Says how `a` (of `rank`) differs from `b` (of rank 0); empty if they agree.
-std::string Difference(int rank, const CallAnnouncement& a, const CallAnnouncement& b,
+// Says how `a` (of `rank`) differs from `b` (of `first`); empty if they agree.
+std::string Difference(int rank, const CallAnnouncement& a, int first, const CallAnnouncement& b,
                        const std::vector<int>& numbers) {
-  auto differ = [&](const std::string& mine, const std::string& first, const std::string& rule) {
+  auto differ = [&](const std::string& mine, const std::string& of_first, const std::string& rule) {
     return "rank " + std::to_string(NumberOf(numbers, rank)) + " has " + mine + ", rank " +
-           std::to_string(NumberOf(numbers, 0)) + " has " + first + "; " + rule;
+           std::to_string(NumberOf(numbers, first)) + " has " + of_first + "; " + rule;
   };
   const std::string one_name = "one name must mean the same collective on all ranks";
   if (LabelOf(a) != LabelOf(b)) return differ(LabelOf(a), LabelOf(b), one_name);
@@ -129,7 +129,11 @@ std::string Difference(int rank, const CallAnnouncement& a, const CallAnnounceme
 
 std::string NameOfCall(const CallTerms& call) { return LabelOf(call) + " " + Quoted(call.name); }
 
-Coordinator::Coordinator(int size, std::vector<int> numbers) : size_(size), numbers_(std::move(numbers)) {}
+Coordinator::Coordinator(int size, std::vector<int> numbers)
+    : size_(size),
+      numbers_(std::move(numbers)),
+      joined_(static_cast<size_t>(size)),
+      digests_(static_cast<size_t>(size)) {}
 
 int Coordinator::Number(int rank) const { return NumberOf(numbers_, rank); }
 
@@ -152,7 +156,7 @@ void Coordinator::Receive(int rank, CallAnnouncement announcement, double now_s,
   ++entry->count;
   if (!clash.empty()) entry->clash = clash;
   if (!entry->clash.empty()) Refuse(*entry, Invalid(NameOfCall(entry->announcements[r]) + ": " + entry->clash), out);
-  if (gone_ < 0 && entry->count < size_) return;
+  if (gone_ < 0 && !IsComplete(*entry)) return;
   if (gone_ >= 0) {
     Refuse(*entry, Gone(*entry), out);
   } else if (entry->clash.empty()) {
@@ -191,10 +195,73 @@ std::string Coordinator::Clash(int rank, const CallAnnouncement& coming, std::ve
   return words;
 }
 
+bool Coordinator::IsComplete(const Entry& entry) const {
+  for (size_t rank = 0; rank < joined_.size(); ++rank) {
+    if (!entry.here[rank] && !joined_[rank]) return false;
+  }
+  return true;
+}
+
+void Coordinator::Join(int rank, const std::vector<int64_t>& digests, std::vector<Outgoing>* out) {
+  joined_[static_cast<size_t>(rank)] = 1;
+  digests_[static_cast<size_t>(rank)] = digests;
+  for (auto name = entries_.begin(); name != entries_.end();) {
+    std::deque<Entry>& entries = name->second;
+    for (auto entry = entries.begin(); entry != entries.end();) {
+      if (!IsComplete(*entry)) {
+        ++entry;
+        continue;
+      }
+      if (entry->clash.empty()) Finish(*entry, out);
+      entry = entries.erase(entry);
+      --waiting_;
+    }
+    name = entries.empty() ? entries_.erase(name) : std::next(name);
+  }
+}
+
+void Coordinator::EndJoin() { std::fill(joined_.begin(), joined_.end(), 0); }
+
+Status Coordinator::CheckZeros(const Entry& entry) const {
+  std::vector<int> absent;
+  bool unknown = false;
+  const CallAnnouncement& call = FirstOf(entry);
+  for (size_t rank = 0; rank < entry.here.size(); ++rank) {
+    if (entry.here[rank]) continue;
+    const std::vector<int64_t>& known = digests_[rank];
+    const bool has = std::find(known.begin(), known.end(), call.plan_digest) != known.end();
+    unknown |= !has;
+    absent.push_back(Number(static_cast<int>(rank)));
+  }
+  if (absent.empty() || call.kind == Kind::kBarrier) return Status::Ok();
+  const std::string who =
+      (absent.size() == 1 ? "rank " + Joined(absent) + " has" : "ranks " + Joined(absent) + " have") +
+      " joined (hvd_ext.join)";
+  if (call.kind == Kind::kExchange) {
+    const auto agrees = [&entry](const CallAnnouncement& a) {
+      return !entry.here[static_cast<size_t>(&a - entry.announcements.data())] || a.agrees;
+    };
+    if (std::all_of(entry.announcements.begin(), entry.announcements.end(), agrees)) return Status::Ok();
+    return Invalid(NameOfCall(call) + ": " + who +
+                   ", and it needs all ranks; let each rank train one step before it joins, or give all ranks as many "
+                   "steps with hvd_ext.shard");
+  }
+  const bool sums = call.op == ReduceOp::kSum || call.op == ReduceOp::kAverage;
+  if (call.kind != Kind::kAllreduce || !sums) {
+    return Invalid(NameOfCall(call) + (sums ? "" : std::string(" with op ") + hvd_ext::NameOf(call.op)) + ": " + who +
+                   "; until all ranks have joined, only barriers and allreduces with op Sum or Average run; make "
+                   "sparse gradients dense with sparse_as_dense=True");
+  }
+  if (!unknown) return Status::Ok();
+  return Invalid(NameOfCall(call) + ": " + who +
+                 " without having used its algorithm; call it with this algorithm once before a rank joins");
+}
+
 void Coordinator::Finish(const Entry& entry, std::vector<Outgoing>* out) const {
   CallStart start;
-  Kind kind = entry.announcements[0].kind;
+  Kind kind = FirstOf(entry).kind;
   Status status = Compare(entry);
+  if (status.ok()) status = CheckZeros(entry);
   for (int rank = 0; status.ok() && kind == Kind::kAlltoall && rank < size_; ++rank) {
     status = RowsOf(Number(rank), entry.announcements[static_cast<size_t>(rank)], size_, &start.rows);
   }
@@ -207,8 +274,14 @@ void Coordinator::Finish(const Entry& entry, std::vector<Outgoing>* out) const {
     if (kind == Kind::kExchange) start.payloads.push_back(a.payload);
   }
   for (int rank = 0; rank < size_; ++rank) {
-    start.id = entry.announcements[static_cast<size_t>(rank)].id;
-    out->push_back({rank, start});
+    if (entry.here[static_cast<size_t>(rank)]) {
+      start.id = entry.announcements[static_cast<size_t>(rank)].id;
+      out->push_back({rank, start});
+    } else if (kind == Kind::kAllreduce) {
+      ZeroCall zeros;
+      static_cast<CallTerms&>(zeros) = FirstOf(entry);
+      out->push_back({rank, zeros});
+    }
   }
 }
 
@@ -222,9 +295,12 @@ Status Coordinator::Compare(const Entry& entry) const {
                     std::to_string(Number(static_cast<int>(&a - entry.announcements.data()))) +
                     " has refused it: " + *a.refusal);
   }
-  const CallAnnouncement& first = entry.announcements[0];
-  for (int rank = 1; rank < size_; ++rank) {
-    std::string difference = Difference(rank, entry.announcements[static_cast<size_t>(rank)], first, numbers_);
+  const CallAnnouncement& first = FirstOf(entry);
+  const int first_rank = static_cast<int>(&first - entry.announcements.data());
+  for (int rank = first_rank + 1; rank < size_; ++rank) {
+    if (!entry.here[static_cast<size_t>(rank)]) continue;
+    const CallAnnouncement& other = entry.announcements[static_cast<size_t>(rank)];
+    std::string difference = Difference(rank, other, first_rank, first, numbers_);
     if (!difference.empty()) return Mismatch(NameOfCall(first) + ": " + difference);
   }
   return Status::Ok();
@@ -237,10 +313,12 @@ void Coordinator::Refuse(const Entry& entry, const Status& status, std::vector<O
   }
 }
 
-std::string Coordinator::NameOf(const Entry& entry) const {
+const CallAnnouncement& Coordinator::FirstOf(const Entry& entry) const {
   const auto first = std::find(entry.here.begin(), entry.here.end(), 1) - entry.here.begin();
-  return NameOfCall(entry.announcements[static_cast<size_t>(first)]);
+  return entry.announcements[static_cast<size_t>(first)];
 }
+
+std::string Coordinator::NameOf(const Entry& entry) const { return NameOfCall(FirstOf(entry)); }
 
 Status Coordinator::Gone(const Entry& entry) const {
   return Communication(NameOf(entry) + ": " + HasLeft(Number(gone_)));
@@ -258,7 +336,7 @@ void Coordinator::Leave(int rank, std::vector<Outgoing>* out) {
 std::string Coordinator::Waits(const Entry& entry, double waited_s) const {
   std::vector<int> missing;
   for (int rank = 0; rank < size_; ++rank) {
-    if (!entry.here[static_cast<size_t>(rank)]) missing.push_back(Number(rank));
+    if (!entry.here[static_cast<size_t>(rank)] && !joined_[static_cast<size_t>(rank)]) missing.push_back(Number(rank));
   }
   return WaitsForCall(NameOf(entry) + InSet(numbers_), waited_s, missing);
 }

@@ -33,6 +33,10 @@ class Coordinator {
   explicit Coordinator(int size, std::vector<int> numbers = {});
 
   void Receive(int rank, CallAnnouncement announcement, double now_s, std::vector<Outgoing>* out);
+  // The rank gives zeros to calls until all ranks have joined (EndJoin), by the plans with these digests. Calls that
+  // wait for it start, or are refused where zeros would be wrong.
+  void Join(int rank, const std::vector<int64_t>& digests, std::vector<Outgoing>* out);
+  void EndJoin();
   // The rank has shut down: refuses all calls that wait, because none can end without it.
   void Leave(int rank, std::vector<Outgoing>* out);
   // Fails with the words for the user once a call has waited for `fatal_s`. Every `warn_s` it tells the ranks that wait
@@ -56,9 +60,14 @@ class Coordinator {
   // Why the call that this rank announces must not be under way together with others of its calls, which it refuses;
   // empty where it may.
   std::string Clash(int rank, const CallAnnouncement& coming, std::vector<Outgoing>* out);
+  // Whether each rank has announced the call or has joined.
+  bool IsComplete(const Entry& entry) const;
   void Finish(const Entry& entry, std::vector<Outgoing>* out) const;
   bool Awaited(const Entry& entry) const;  // a rank waits that has neither been answered nor refused the call itself
   Status Compare(const Entry& entry) const;
+  // Refuses a call that needs more than zeros of the ranks that have joined.
+  Status CheckZeros(const Entry& entry) const;
+  const CallAnnouncement& FirstOf(const Entry& entry) const;  // that of the lowest rank that is here
   std::string Waits(const Entry& entry, double waited_s) const;
   void Refuse(const Entry& entry, const Status& status, std::vector<Outgoing>* out) const;
   std::string NameOf(const Entry& entry) const;  // as the first rank that is here calls it
@@ -67,7 +76,9 @@ class Coordinator {
 
   int size_;
   std::vector<int> numbers_;
-  int gone_ = -1;  // the first rank that has left
+  int gone_ = -1;                              // the first rank that has left
+  std::vector<char> joined_;                   // by rank
+  std::vector<std::vector<int64_t>> digests_;  // by rank, of those that have joined
   int64_t waiting_ = 0;
   std::unordered_map<std::string, std::deque<Entry>> entries_;
 };

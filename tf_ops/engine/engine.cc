@@ -7,6 +7,7 @@
 #include <cstring>
 #include <future>
 #include <limits>
+#include <map>
 #include <new>
 #include <system_error>
 #include <utility>
@@ -166,6 +167,7 @@ Status Engine::BeginTopKStep(int64_t channel, double density, std::optional<floa
 Status Engine::State::BeginStep(int64_t handle, const std::optional<TopKStep>& topk) {
   std::shared_ptr<Channel> channel;
   HVD_EXT_RETURN_IF_ERROR(registry.UseChannel(handle, &channel));
+  HVD_EXT_RETURN_IF_ERROR(joining.Check("a step"));
   int64_t step = 0;
   if (auto call = channel->TakeCallBeforeStep(&step)) call(step);
   return BeginStep(channel, topk, /*skips=*/false, &step);
@@ -184,14 +186,25 @@ Status Engine::State::BeginStep(const std::shared_ptr<Channel>& channel, const s
   } else if (!begun.ended.empty()) {
     PostDeliveries(std::move(begun.ended), nullptr);
   }
+  if (status.ok()) AnnounceStep(channel);
   return status;
+}
+
+void Engine::State::AnnounceStep(const std::shared_ptr<Channel>& channel) {
+  if (!joining.announces()) return;
+  inbox.Post([this, channel] {
+    AssertProgress();
+    joining.Announce(*channel);
+  });
 }
 
 Status Engine::EndStep(int64_t channel, bool commit) {
   std::shared_ptr<Channel> found;
   if (commit) HVD_EXT_RETURN_IF_ERROR(state_->registry.Usable());
   HVD_EXT_RETURN_IF_ERROR(state_->registry.FindChannel(channel, &found));
-  return found->EndStep(commit);
+  HVD_EXT_RETURN_IF_ERROR(found->EndStep(commit));
+  state_->AnnounceStep(found);
+  return Status::Ok();
 }
 
 Status Engine::HasDensity(int64_t channel, bool* has) {
@@ -374,6 +387,7 @@ Status Engine::WriteHeld(int64_t channel, int64_t tensor, const void* from) {
 
 Status Engine::State::Announce(const std::shared_ptr<OpenCall>& call) {
   HVD_EXT_RETURN_IF_ERROR(registry.UsableForCall(call->spec));
+  HVD_EXT_RETURN_IF_ERROR(joining.Check(call->name()));
   return Post([this, call] {
     AssertProgress();
     calls.Announce(call);
@@ -414,16 +428,36 @@ void Engine::Refuse(const std::string& name, const std::string& why) {
   });
 }
 
-void Engine::Exchange(std::string name, std::string payload, Exchanged done) {
+void Engine::Exchange(std::string name, std::string payload, Exchanged done, bool agrees) {
   const std::shared_ptr<State> held = state_;  // as in Call
   auto call = std::make_shared<OpenCall>();
   call->spec.kind = Kind::kExchange;
   call->spec.name = std::move(name);
+  call->spec.agrees = agrees;
   call->payload = std::move(payload);
   call->done = std::move(done);
   Status status =
       call->spec.name.empty() ? Invalid("an exchange must have a name, this one's is empty") : held->Announce(call);
   if (!status.ok()) call->done(status, {});
+}
+
+void Engine::Join(const std::vector<KnownPlan>& plans, std::string payload, JoinEnded done) {
+  const std::shared_ptr<State> held = state_;  // as in Call
+  Status status = held->registry.Usable();
+  std::map<int64_t, std::shared_ptr<const Plan>> known;
+  for (const KnownPlan& plan : plans) {
+    if (status.ok()) status = held->registry.FindPlan(plan.plan, &known[plan.digest]);
+  }
+  for (const std::shared_ptr<Channel>& channel : held->registry.Channels()) {
+    if (status.ok()) status = channel->gate()->CheckJoin(channel->name());
+  }
+  if (status.ok()) {
+    status = held->Post([state = held.get(), known, payload, done] {
+      AssertProgress();
+      state->joining.Join(known, payload, done);
+    });
+  }
+  if (!status.ok()) done(status, -1, {});
 }
 
 Status Engine::StartTrace(int64_t capacity) {

@@ -68,7 +68,9 @@ struct CallTerms {
   int64_t root = 0;  // broadcast
   int64_t plan_digest = 0;
   int64_t segment_nbytes = 0;
-  std::optional<DType> wire;   // allreduce of float32: as in BucketSpec
+  std::optional<DType> wire;  // allreduce of float32: as in BucketSpec
+  // exchange: a rank that has joined agrees with the others, and has an empty payload; else it is refused
+  bool agrees = false;
   bool counted = false;        // the name comes from a counter, so that two calls at once on one rank have no order
   std::vector<int64_t> shape;  // allgather, alltoall: dimension 0 may differ from rank to rank
   std::optional<std::vector<int64_t>> splits;  // alltoall: rows for each rank; none: equal parts
@@ -101,6 +103,24 @@ using Memory = std::shared_ptr<const void>;
 using Deliver = std::function<void(const Status&, const void* data, const Memory& memory)>;
 // Ends an exchange with every rank's payload, by rank.
 using Exchanged = std::function<void(const Status&, const std::vector<std::string>& payloads)>;
+
+// How far a rank is with a channel. Runs are counted alike on all ranks, also where a step was given up.
+struct StepPlace {
+  int64_t runs = 0;                  // of all steps before the newest
+  double density = 1;                // of the newest step: TopKStep
+  std::optional<double> momentum{};  // the same
+  bool ended = false;                // of a channel whose steps have a density: the newest step has been ended
+  bool committed = false;            // and committed
+  bool committed_before = false;     // the step before it was committed
+};
+
+// Ends a join: which rank was the last one, and every rank's payload, by rank.
+using JoinEnded = std::function<void(const Status&, int last, const std::vector<std::string>& payloads)>;
+
+// A plan that a rank has for calls of others, when it has joined.
+struct KnownPlan {
+  int64_t digest = 0, plan = 0;
+};
 
 // The part of a sparse bucket whose residual and velocity lie on this rank: elements [begin, begin + elements).
 struct FeedbackShard {
@@ -228,7 +248,10 @@ class Engine {
 
   // `input` stays valid until `done`.
   void Call(CallSpec spec, const void* input, Allocate allocate, Done done);
-  void Exchange(std::string name, std::string payload, Exchanged done);
+  void Exchange(std::string name, std::string payload, Exchanged done, bool agrees = false);
+  // Until all ranks have joined, this one gives zeros to the steps and sums of the others (joining.h). `plans`: those
+  // of calls, with the digests by which the ranks compare them.
+  void Join(const std::vector<KnownPlan>& plans, std::string payload, JoinEnded done);
   // Tells the other ranks that this one has refused its use of the name: their calls end with a mismatch and these
   // words. Call does so itself where it refuses.
   void Refuse(const std::string& name, const std::string& why);

@@ -17,6 +17,7 @@
 #include "engine/engine.h"
 #include "engine/executor.h"
 #include "engine/inbox.h"
+#include "engine/joining.h"
 #include "engine/lanes.h"
 #include "engine/partial_rounds.h"
 #include "engine/progress_loop.h"
@@ -40,6 +41,8 @@ class Engine::State {
   // The same without the call that is due before a step. Fails the lane where parts of a broken step are on their way.
   Status BeginStep(const std::shared_ptr<Channel>& channel, const std::optional<TopKStep>& topk, bool skips,
                    int64_t* step);
+  // Tells the ranks that have joined, if any, that a step of the channel has begun or ended.
+  void AnnounceStep(const std::shared_ptr<Channel>& channel);
   Status FindPartial(int64_t handle, PartialChannel* found) const;
   // Has the engine's thread do something with the rounds of a partial channel.
   Status PostRounds(const PartialChannel& partial, std::function<void(PartialRounds*, int64_t lane)> work);
@@ -55,7 +58,8 @@ class Engine::State {
   Lanes lanes{&core, &control, &registry, &executor};
   PartialRounds rounds{&core, &control, &lanes};
   StallWatch stalls{&core, &control, &registry, &lanes, &executor};
-  ProgressLoop loop{&core, &inbox, &registry, &control, &executor, &calls, &lanes, &rounds, &stalls};
+  Joining joining{&core, &control, &registry, &executor, &calls, &lanes};
+  ProgressLoop loop{&core, &inbox, &registry, &control, &executor, &calls, &lanes, &rounds, &stalls, &joining};
 
   Mutex thread_mutex;
   std::thread thread HVD_EXT_GUARDED_BY(thread_mutex);

@@ -30,14 +30,14 @@ struct CallAnnouncement : CallTerms {
   std::string payload;  // of an exchange
 
   HVD_EXT_FIELDS(id, name, refusal, kind, dtype, op, root, plan_digest, segment_nbytes, wire, counted, shape, splits,
-                 signature, users_dtype, payload)
+                 agrees, signature, users_dtype, payload)
 };
 
 // Rank 0 to all: run the call now.
 struct CallStart {
   int64_t id = 0;
   std::vector<int64_t> rows;          // allgather: dimension 0 of every rank; alltoall: the rows from each rank to each
-  std::vector<std::string> payloads;  // exchange: by rank
+  std::vector<std::string> payloads;  // exchange: by rank; empty for ranks that have joined
 
   HVD_EXT_FIELDS(id, rows, payloads)
 };
@@ -125,6 +125,41 @@ struct StallVerdict {
   HVD_EXT_FIELDS(lane, text)
 };
 
+// --- Joining (joining.h)
+
+// Any rank to rank 0: the sender gives zeros until all ranks have joined. It has the plans with these digests.
+struct RankJoined {
+  std::vector<int64_t> digests;
+  std::string payload;
+
+  HVD_EXT_FIELDS(digests, payload)
+};
+
+// Rank 0 to the ranks that have not joined: another rank has.
+struct OthersJoined {
+  HVD_EXT_FIELDS()
+};
+
+// Any rank to rank 0, and from there to the ranks that have joined: how far the sender is with a channel.
+struct StepReached : StepPlace {
+  int64_t lane = 0;
+
+  HVD_EXT_FIELDS(lane, runs, density, momentum, ended, committed, committed_before)
+};
+
+// Rank 0 to the ranks that have joined: take part in this call with zeros.
+struct ZeroCall : CallTerms {
+  HVD_EXT_FIELDS(name, kind, dtype, op, plan_digest, segment_nbytes, wire, shape, signature)
+};
+
+// Rank 0 to all: all ranks have joined.
+struct AllJoined {
+  int64_t last = 0;
+  std::vector<std::string> payloads;  // by rank
+
+  HVD_EXT_FIELDS(last, payloads)
+};
+
 // --- Life
 
 // Any rank to all others: the sender's engine has failed.
@@ -142,7 +177,8 @@ struct ShuttingDown {
 // The place of a struct in this list is its number in the bytes.
 using ControlMessage =
     std::variant<CallAnnouncement, CallStart, CallRefusal, CallKnown, LaneFailed, LaneClosed, RoundArrival, RoundsOpen,
-                 StallQuestion, StallProbe, StallReport, StallVerdict, EngineFailed, ShuttingDown>;
+                 StallQuestion, StallProbe, StallReport, StallVerdict, RankJoined, OthersJoined, StepReached, ZeroCall,
+                 AllJoined, EngineFailed, ShuttingDown>;
 
 #undef HVD_EXT_FIELDS
 

@@ -201,6 +201,11 @@ Status PartialGate::CheckSwitch(const std::string& channel) const {
                  ": its rounds begin when a whole gradient is there, and keep their layout");
 }
 
+Status PartialGate::CheckJoin(const std::string& channel) const {
+  return Invalid("join: the rounds of channel " + Quoted(channel) +
+                 " are partial and wait for no rank; a rank without more data leaves them instead");
+}
+
 Status PartialGate::CheckGiveResult(const std::string& channel) const {
   return Invalid(Quoted(channel) + ": partial rounds have no delay");
 }

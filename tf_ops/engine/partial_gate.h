@@ -48,6 +48,7 @@ class PartialGate : public StepGate {
   LaneReport::State StateOf(bool under_way) const override HVD_EXT_EXCLUDES(mutex_);
   void Progress(int64_t* step, int64_t* over) const override HVD_EXT_EXCLUDES(mutex_);
   Status CheckSwitch(const std::string& channel) const override;
+  Status CheckJoin(const std::string& channel) const override;
   Status CheckGiveResult(const std::string& channel) const override;
   Status FindPartial(const std::string&, PartialGate** gate) override;
 

@@ -60,7 +60,7 @@ void ProgressLock::Unlock() {
 }
 
 ProgressLoop::ProgressLoop(Core* core, Inbox* inbox, Registry* registry, Control* control, Executor* executor,
-                           Calls* calls, Lanes* lanes, PartialRounds* rounds, StallWatch* stalls)
+                           Calls* calls, Lanes* lanes, PartialRounds* rounds, StallWatch* stalls, Joining* joining)
     : core_(core),
       inbox_(inbox),
       registry_(registry),
@@ -70,6 +70,7 @@ ProgressLoop::ProgressLoop(Core* core, Inbox* inbox, Registry* registry, Control
       lanes_(lanes),
       rounds_(rounds),
       stalls_(stalls),
+      joining_(joining),
       moved_s_(NowSeconds()),
       received_s_(moved_s_),
       watched_s_(moved_s_) {}
@@ -135,6 +136,7 @@ bool ProgressLoop::Pass(bool watches) {
     moved |= ReceiveMessages();
     Status status = executor_->Progress(core_->now_s, &moved);
     if (!status.ok()) core_->Break(std::move(status));
+    moved |= joining_->Progress();
     if (watches && core_->now_s - watched_s_ >= kWatch_s) {
       watched_s_ = core_->now_s;
       Watch();
@@ -170,7 +172,8 @@ bool ProgressLoop::ReceiveMessages() {
     Handle(core_->rank, std::move(message));
     moved = true;
   }
-  bool due = core_->transport->Rings() || rounds_->listening() || calls_->waiting() || stalls_->waiting();
+  bool due = core_->transport->Rings() || rounds_->listening() || calls_->waiting() || stalls_->waiting() ||
+             joining_->waiting();
   if (!due && core_->now_s - received_s_ < kControl_s) return moved;
   received_s_ = core_->now_s;
   for (int i = 0; i < kMessagesPerPass; ++i) {
@@ -215,6 +218,7 @@ void ProgressLoop::HandleLeave(int peer) {
   control_->NoteLeft(peer);
   registry_->NoteLeft(peer);
   calls_->HandleLeave(peer);
+  joining_->HandleLeave(peer);
 }
 
 void ProgressLoop::FailEverything(const Status& status, bool tell) {
@@ -231,10 +235,13 @@ void ProgressLoop::FailEverything(const Status& status, bool tell) {
   if (tell) control_->SendToOthers(EngineFailed{fails});
   executor_->FailAll(fails);
   calls_->EndAll(fails);
+  joining_->End(fails);
   DeliverAll(ended);
 }
 
-bool ProgressLoop::Expecting() const { return executor_->busy() || calls_->waiting() || stalls_->waiting(); }
+bool ProgressLoop::Expecting() const {
+  return executor_->busy() || calls_->waiting() || stalls_->waiting() || joining_->waiting();
+}
 
 Doorbell::Hears ProgressLoop::OwnerHears() const {
   const bool writes = core_->transport->ControlPending();  // what did not fit, and peers ring when there is room

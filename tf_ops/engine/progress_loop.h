@@ -14,6 +14,7 @@
 #include "engine/core.h"
 #include "engine/executor.h"
 #include "engine/inbox.h"
+#include "engine/joining.h"
 #include "engine/lanes.h"
 #include "engine/message.h"
 #include "engine/partial_rounds.h"
@@ -39,7 +40,7 @@ class ProgressLock {
 class ProgressLoop {
  public:
   ProgressLoop(Core* core, Inbox* inbox, Registry* registry, Control* control, Executor* executor, Calls* calls,
-               Lanes* lanes, PartialRounds* rounds, StallWatch* stalls);
+               Lanes* lanes, PartialRounds* rounds, StallWatch* stalls, Joining* joining);
 
   // The engine's thread: until the inbox is stopped, and then to the end.
   void Run();
@@ -79,6 +80,11 @@ class ProgressLoop {
   void Take(int, StallProbe& m) HVD_EXT_REQUIRES(progress_role) { stalls_->Handle(m); }
   void Take(int peer, StallReport& m) HVD_EXT_REQUIRES(progress_role) { stalls_->Handle(peer, m); }
   void Take(int, StallVerdict& m) HVD_EXT_REQUIRES(progress_role);
+  void Take(int peer, RankJoined& m) HVD_EXT_REQUIRES(progress_role) { joining_->Handle(peer, std::move(m)); }
+  void Take(int, OthersJoined& m) HVD_EXT_REQUIRES(progress_role) { joining_->Handle(m); }
+  void Take(int, StepReached& m) HVD_EXT_REQUIRES(progress_role) { joining_->Handle(m); }
+  void Take(int, ZeroCall& m) HVD_EXT_REQUIRES(progress_role) { calls_->Handle(m); }
+  void Take(int, AllJoined& m) HVD_EXT_REQUIRES(progress_role) { joining_->Handle(std::move(m)); }
   void Take(int, EngineFailed& m) HVD_EXT_REQUIRES(progress_role) { FailEverything(m.status, false); }
   void Take(int peer, ShuttingDown&) HVD_EXT_REQUIRES(progress_role) { HandleLeave(peer); }
 
@@ -103,6 +109,7 @@ class ProgressLoop {
   Lanes* const lanes_;
   PartialRounds* const rounds_;
   StallWatch* const stalls_;
+  Joining* const joining_;
   ProgressLock lock_;
   uint32_t looked_at_ HVD_EXT_GUARDED_BY(progress_role) = 0;  // the doorbell, before this pass
   double moved_s_ HVD_EXT_GUARDED_BY(progress_role);

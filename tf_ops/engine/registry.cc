@@ -1,5 +1,6 @@
 #include "engine/registry.h"
 
+#include <algorithm>
 #include <iterator>
 #include <new>
 #include <utility>
@@ -177,6 +178,19 @@ Status Registry::UseChannel(int64_t handle, std::shared_ptr<Channel>* channel) c
   MutexLock lock(&mutex_);
   HVD_EXT_RETURN_IF_ERROR(UsableNow());
   return ChannelOf(handle, channel);
+}
+
+std::vector<std::shared_ptr<Channel>> Registry::Channels() const {
+  std::vector<std::shared_ptr<Channel>> open;
+  MutexLock lock(&mutex_);
+  std::copy_if(channels_.begin(), channels_.end(), std::back_inserter(open),
+               [](const std::shared_ptr<Channel>& channel) { return channel != nullptr; });
+  return open;
+}
+
+std::shared_ptr<Channel> Registry::ChannelOfLane(int64_t lane) const {
+  MutexLock lock(&mutex_);
+  return OfLane(lane);
 }
 
 Status Registry::TakeChannel(int64_t handle, std::shared_ptr<Channel>* channel) {

@@ -42,6 +42,9 @@ class Registry {
   Status FindChannel(int64_t handle, std::shared_ptr<Channel>* channel) const HVD_EXT_EXCLUDES(mutex_);
   // FindChannel for new work: checks Usable too.
   Status UseChannel(int64_t handle, std::shared_ptr<Channel>* channel) const HVD_EXT_EXCLUDES(mutex_);
+  std::vector<std::shared_ptr<Channel>> Channels() const HVD_EXT_EXCLUDES(mutex_);  // those that are open
+  // The open channel of a lane; null where there is none.
+  std::shared_ptr<Channel> ChannelOfLane(int64_t lane) const HVD_EXT_EXCLUDES(mutex_);
   // Finds the channel and closes its handle.
   Status TakeChannel(int64_t handle, std::shared_ptr<Channel>* channel) HVD_EXT_EXCLUDES(mutex_);
   // How far this rank is in a channel's lane.

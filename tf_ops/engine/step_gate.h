@@ -48,6 +48,8 @@ class StepGate {
   // --- Any thread. Whether the channel of this name may get another layout, and whether it may be given results.
   virtual Status CheckSwitch(const std::string& /*channel*/) const { return Status::Ok(); }
   virtual Status CheckGiveResult(const std::string& /*channel*/) const { return Status::Ok(); }
+  // Whether a rank with the channel of this name may join.
+  virtual Status CheckJoin(const std::string& /*channel*/) const { return Status::Ok(); }
   // Finds the gate of a channel whose rounds are partial. kInvalid where its steps wait for all ranks.
   virtual Status FindPartial(const std::string& channel, PartialGate** gate) = 0;
 };

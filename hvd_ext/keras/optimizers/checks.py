@@ -66,6 +66,7 @@ def same_weights(
         with tf.init_scope(), tf.device("CPU:0"):
             _applied[reducer] = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_applied")
     applied = _applied[reducer]
+    step.counts("check_every", applied)
 
     def values() -> list[tf.Tensor]:
         return [*map(tf.convert_to_tensor, counted), *step.shared(shared)]
@@ -73,7 +74,7 @@ def same_weights(
     @ops.plain
     def compare(*tensors: tf.Tensor) -> bool:
         sums = checksums(tensors)
-        answers = consensus.exchange(job.engine, f"{step.name}: the same weights", lambda: sums)
+        answers, _ = consensus.exchange_in_step(job.engine, f"{step.name}: the same weights", lambda: sums)
         advice = "broadcast all variables before the first step, and change weights alike on all ranks"
         refuse(reducer.label, names, answers, job.engine.ranks, advice)
         return True

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import banner, consensus, process_sets
+from hvd_ext.job import banner, consensus, process_sets, runtime
 from hvd_ext.job.log import logger
 from hvd_ext.job.runtime import Runtime
 from hvd_ext.options import is_file
@@ -62,6 +62,8 @@ class GradientSet:
         is_of_optimizer: whether it is an optimizer's.
         keys: of the variables.
         policy: what the gradients go through besides the sum over the ranks.
+        counters: variables that all ranks change alike in each step, by name; those of a rank that has joined are
+            brought up to date afterwards.
         start: the comparison of the weights before the first update; None if there is none.
 
     Args:
@@ -87,6 +89,7 @@ class GradientSet:
         self.asked, self.options = reducer.options, reducer.used
         self.momentum, self.first_step = reducer.momentum, first_step
         self.facts: dict[str, Any] = {}
+        self.counters: dict[str, tf.Variable] = {}
         self.holds_again = reducer.holds_again
         self.broadcast_follows = lambda: reducer.broadcast_follows
         self.policy = reducer.policy(self)
@@ -181,6 +184,26 @@ class GradientSet:
         if newest is not None:
             newest.load(own)
 
+    def progress(self) -> dict[str, Any]:
+        """Describe, for `catch_up`, what the ranks have agreed on and counted in the steps so far."""
+        counters = {name: counter.numpy().tolist() for name, counter in self.counters.items()}
+        return {"traced": self._traced, "counters": counters}
+
+    def catch_up(self, progress: dict[str, Any]) -> None:
+        """Continue after all ranks have joined; all ranks call it.
+
+        Args:
+            progress: that of a rank which has taken part in all steps.
+        """
+        self._traced |= progress["traced"]
+        for name, counter in self.counters.items():
+            if name in progress["counters"]:
+                counter.assign(progress["counters"][name])
+        for channel, replanning in self.replannings.items():
+            if channel.is_open:
+                replanning.resume()
+        self.policy.resume()
+
     def close(self) -> None:
         """Close all channels."""
         for channel in (*self.channels, *self.policy.channels):
@@ -205,7 +228,7 @@ class GradientSet:
             check()
             return {"identity": self._described, "facts": {_LIST: f"registered as number {self._number}"}, "kinds": own}
 
-        values = consensus.exchange(self.job.engine, registration.EXCHANGE, mine)
+        values, _ = consensus.exchange_in_step(self.job.engine, registration.EXCHANGE, mine)
         if any(value["facts"] != values[0]["facts"] for value in values):
             registration.check_facts(values, self.job.engine.ranks)
         return kinds.joint([value["kinds"] for value in values])
@@ -246,6 +269,7 @@ class GradientSet:
             self.name = f"{self.label}.{self._number}"
             if self.start is not None:
                 self.start.name = self.name
+            runtime.current().gradient_sets.add(self)
         before = self.channels[-1] if self.channels else None
         self.channels.append(channel)
         options = self.options.for_channel(self.job.options)

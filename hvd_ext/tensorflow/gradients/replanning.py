@@ -157,6 +157,10 @@ class Replanning:
         tensors = self._channel.layout.tensors
         return tuple(dataclasses.replace(tensor, name=str(place)) for place, tensor in enumerate(tensors))
 
+    def resume(self) -> None:
+        """Continue after all ranks have joined, between two steps; all ranks call it."""
+        self._wait(self.steps)
+
     def _wait(self, step: int) -> None:
         due = following(step, self._job.options.replan_every)
         if due is not None:
@@ -181,13 +185,13 @@ class Replanning:
         first_step = job.engine.open_channels()[channel.handle].layouts[-1][0]
         local = step_times.measured(job.engine.times(channel.handle), first_step)
         rows_nbytes = sum(channel.rows_nbytes.values())
-        answers = consensus.exchange(
+        answers, joined = consensus.exchange_in_step(
             job.engine,
             f"{self._name}: times",
             lambda: None if local is None else {**dataclasses.asdict(local), "rows_nbytes": rows_nbytes},
         )
-        if any(answer is None for answer in answers):
-            return None  # too few steps
+        if joined or any(answer is None for answer in answers):
+            return None  # too few steps, or a rank that could not change its plan
         latest = step_times.latest([step_times.Measured.from_json(answer) for answer in answers])
         times = step_times.model(now.tensors, now.sent_tensors, latest)
         rows = sum(answer["rows_nbytes"] for answer in answers)

@@ -161,11 +161,11 @@ class SameStart:
                 self._first = state
             return {"own": state, "changed": not self._after_first or state != self._first}
 
-        ranks = consensus.exchange(self._job.engine, f"{self.name}: equal weights", described)
+        ranks, joined = consensus.exchange_in_step(self._job.engine, f"{self.name}: equal weights", described)
         states = [rank["own"] for rank in ranks]
         if any(rank["changed"] for rank in ranks):
             self._refuse(states)
-        self.done = _are_equal(states)
+        self.done = _are_equal(states) and not joined  # a rank that has joined compares in its next step
         return self.done
 
     def _state_of(self, sums: Sums) -> dict[str, Any]:

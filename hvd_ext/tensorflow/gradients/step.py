@@ -139,6 +139,11 @@ class Step:
         if self._list is not None:
             self._list.policy.updated(self, passes)
 
+    def counts(self, name: str, variable: tf.Variable) -> None:
+        """Keep a variable, which all ranks change alike in each step, equal on ranks that join; see `GradientSet`."""
+        if self._list is not None:
+            self._list.counters[name] = variable
+
     def shared(self, variables: Sequence[Any]) -> list[tf.Tensor]:
         """Give what must be equal on all ranks after the step; see `Policy.shared`."""
         if self._list is None:
@@ -267,6 +272,8 @@ class Policy:
     flushes = False
     # whether a graph keeps nothing of it but the channel, so that the graph may go on in another world (`succession`)
     outlives = True
+    # whether a rank may join: in place of its gradients the engine gives zeros, and nothing else is needed of it
+    joins = True
     # whether a later channel of the list replaces the earlier ones
     newest_channel_only = False
 
@@ -386,6 +393,9 @@ class Policy:
     def shared(self, variables: Sequence[Any]) -> list[tf.Tensor]:
         """Give what must be equal on all ranks after a step: a value for each of some variables of the list."""
         return [tf.convert_to_tensor(variable) for variable in variables]
+
+    def resume(self) -> None:
+        """Continue after all ranks have joined; all ranks call it."""
 
     @property
     def channels(self) -> Sequence[Channel]:

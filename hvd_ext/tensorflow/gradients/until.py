@@ -55,6 +55,11 @@ class Until:
         if not whole:
             self._look_at(0)
 
+    def resume(self) -> None:
+        """Continue after all ranks have joined, between two steps; all ranks call it."""
+        if not self._channel.is_whole:
+            self._look_at(0)
+
     def not_alone(self) -> None:
         """Look before every step from now on: another channel of the list counts steps too."""
         self._alone = False
@@ -91,8 +96,8 @@ class Until:
             made.append(channel.lay_out(times, whole=True))
             return [waits, f"{made[0].digest:016x}"]
 
-        answers = consensus.exchange(job.engine, f"{self._name}, whole gradients", planned)
-        if any(waits for waits, _ in answers):
+        answers, joined = consensus.exchange_in_step(job.engine, f"{self._name}, whole gradients", planned)
+        if joined or any(waits for waits, _ in answers):
             return False
         if any(digest != answers[0][1] for _, digest in answers):
             raise HvdExtError("the ranks came to different plans")

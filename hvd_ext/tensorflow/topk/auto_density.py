@@ -58,6 +58,11 @@ class AutoDensity:
             full = self._steps.read_value() >= float(self._rule.window_steps)
             tf.cond(tf.logical_and(full, ok), self._decide, lambda: tf.constant(True))
 
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """The variables with the state, by name."""
+        return dict(zip(_NAMES, self._variables, strict=True))
+
     def save(self) -> dict[str, np.ndarray]:
         """Return the state for a checkpoint."""
         return {name: variable.numpy() for name, variable in zip(_NAMES, self._variables, strict=True)}

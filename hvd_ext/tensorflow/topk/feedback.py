@@ -43,6 +43,7 @@ class Feedback:
         assert options.codec is not None
         self._options, self._job = options, gradients.job
         self._momentum, self._keys = gradients.momentum, gradients.keys
+        self._counters = gradients.counters
         self._finite = FiniteSteps(gradients)
         self._schedule, self._until = options.codec.schedule, options.codec.until
         with tf.init_scope(), tf.device("CPU:0"):
@@ -50,6 +51,7 @@ class Feedback:
             self._auto: AutoDensity | None = None
             if options.codec.density == "auto":
                 self._auto = AutoDensity(self._label, self._name, self._job, options.process_set)
+                self._counters |= self._auto.variables
 
     @property
     def steps(self) -> int:
@@ -66,6 +68,7 @@ class Feedback:
         with tf.init_scope(), tf.device("CPU:0"):
             start = any(bool(flushing.numpy()) for flushing in self._flushing.values())
             self._flushing[channel] = tf.Variable(start, trainable=False, name="hvd_ext_topk_flushing")
+        self._counters[f"flushing {len(self._flushing)}"] = self._flushing[channel]
 
     def density(self, channel: Channel) -> tf.Tensor:
         """Return the density of the next step, a float64 scalar."""

@@ -25,6 +25,7 @@ class Delayed(Policy):
     """A step returns the results of the step before it; the first one returns none."""
 
     feature = "delay"
+    joins = False
     outlives = False
     keeps = "delayed"
     changes_nothing_alone = False

@@ -31,6 +31,7 @@ class Late(Policy):
     """Each step takes the result of its round, whether or not this rank's gradients are in it."""
 
     feature = "partial rounds"
+    joins = False
     outlives = False
     keeps = "held"
     changes_nothing_alone = False

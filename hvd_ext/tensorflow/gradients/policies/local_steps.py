@@ -40,6 +40,7 @@ class LocalGradients(Policy):
     """The gradients of local steps; what the hosts exchange are changes of weights, which a `Fragment` sends."""
 
     feature = "local steps"
+    joins = False
     outlives = False
     keeps = "local-steps"
     changes_nothing_alone = False

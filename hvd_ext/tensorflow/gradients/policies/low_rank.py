@@ -55,6 +55,7 @@ class LowRankGradients(Policy):
     """
 
     feature = "low rank"
+    joins = False
     outlives = False
     keeps = "low-rank"
     changes_nothing_alone = False

@@ -134,6 +134,11 @@ class TopKGradients(Policy):
             if channel.is_open:
                 residuals.scale_velocities(channel, self.gradients.job.engine, factor)
 
+    def resume(self) -> None:
+        """Look before the next step whether gradients are sent whole from now on."""
+        for until in self._untils.values():
+            until.resume()
+
     @property
     def lost_at_shutdown(self) -> str:
         """Say that residuals may wait on the ranks."""
