@@ -269,6 +269,15 @@ def test_a_new_worker_does_not_begin_the_training_again_when_the_others_are_done
     assert play.end == (0, "the job has ended")
 
 
+def test_a_worker_that_is_still_starting_is_not_waited_for_when_the_others_are_done():
+    play = Play({"a": 2}, workers=1, most=2)
+    play.trains(0)
+    play.ended(0, 0)
+    assert play.signals == [(1, signal.SIGTERM)]
+    play.ended(1)
+    assert play.end == (0, "the job has ended")
+
+
 def test_a_worker_whose_host_was_cut_off_is_lost():
     play = Play({"a": 2}, workers=2)
     play.trains(0, 1)
