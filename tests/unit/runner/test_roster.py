@@ -260,6 +260,7 @@ def test_new_workers_are_dismissed_when_others_are_done():
 def test_a_new_worker_does_not_begin_the_training_again_when_the_others_are_done():
     play = Play({"a": 1, "b": 1, "c": 1}, workers=1, most=2)
     play.trains(0)
+    play.hello(1)
     play.tell(0, "done")  # its process has not ended yet
     assert play.started == [0, 1]
     play.ready(1)
