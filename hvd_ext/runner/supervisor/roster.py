@@ -331,6 +331,8 @@ class Roster:
                 self._dismiss(worker, "its connection broke")
             elif self._last is not None and worker not in self._members and not worker.done and worker.broken_s is None:
                 self._dismiss(worker, self._last, leave_s=LEAVE_S)
+            elif self._finished and not self._counts(worker):
+                self._dismiss(worker, "the program has ended on other workers", code=0, leave_s=LEAVE_S)
             elif not worker.ready and worker.first_world is None and worker.stays:
                 if now_s - worker.started_s >= self._settings.start_timeout_s:
                     limit = f"{self._settings.start_timeout_s:g} s (start-timeout)"
@@ -345,8 +347,6 @@ class Roster:
                 self._dismiss(worker, "it leaves the job", code=0, leave_s=LEAVE_S)
             elif worker.leave_by_s is not None and now_s >= worker.leave_by_s:
                 self._dismiss(worker, "it has not left its world in time")
-            elif self._finished and not self._counts(worker):
-                self._dismiss(worker, "the program has ended on other workers", code=0, leave_s=LEAVE_S)
 
     def _late(self, now_s: float) -> bool:
         return self._meeting_s is not None and now_s - self._meeting_s >= self._settings.elastic_timeout_s

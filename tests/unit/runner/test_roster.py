@@ -260,12 +260,22 @@ def test_new_workers_are_dismissed_when_others_are_done():
 def test_a_new_worker_does_not_begin_the_training_again_when_the_others_are_done():
     play = Play({"a": 1, "b": 1, "c": 1}, workers=1, most=2)
     play.trains(0)
+    play.hello(1)
     play.tell(0, "done")  # its process has not ended yet
     assert play.started == [0, 1]
     play.ready(1)
     assert len(play.told(1, "world")) == 0
     assert play.told(1, "end")[0]["code"] == 0
     play.ended(0, 0), play.ended(1, 0)
+    assert play.end == (0, "the job has ended")
+
+
+def test_a_worker_that_is_still_starting_is_not_waited_for_when_the_others_are_done():
+    play = Play({"a": 2}, workers=1, most=2)
+    play.trains(0)
+    play.ended(0, 0)
+    assert play.signals == [(1, signal.SIGTERM)]
+    play.ended(1)
     assert play.end == (0, "the job has ended")
 
 
