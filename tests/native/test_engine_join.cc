@@ -242,7 +242,7 @@ TEST("join: a rank that leaves ends the joins of the others, and a failure does 
     }
     const JoinResult result = Await(StartJoin(engine), "join");
     CHECK_FAILS(result.status, Code::kCommunication, "join: rank 1 has shut down");
-    CHECK_FAILS(Await(StartJoin(engine), "join").status, Code::kCommunication, "join: rank 1 has shut down");
+    CHECK_FAILS(Await(StartJoin(engine), "join").status, Code::kCommunication, "has shut down");
     engine->Stop();
   });
   Engines engines(3);
