@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import inspect
 import types
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -268,6 +269,8 @@ class _Code:
             return of_parts(type(value).__name__, repr(value))
         if isinstance(value, np.ndarray | np.generic):
             return _array_digest(np.asarray(value))
+        if isinstance(value, weakref.ref):  # of `functions.Functions`
+            return self.digest(value(), seen)
         if isinstance(value, tuple | list):
             return of_parts(type(value).__name__, [self.digest(item, seen) for item in value])
         if isinstance(value, set | frozenset):  # their order is that of this process alone

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from hvd_ext.data import rows
 from hvd_ext.data.batches import is_batched, is_py_dataset, number_of_batches, part_of, part_of_items
+from hvd_ext.data.functions import Functions
 from hvd_ext.data.settings import Remainder, check_division, check_enough, check_whole
 from hvd_ext.data.steps import Steps, untuned, used
 from hvd_ext.errors import InvalidError
@@ -326,18 +327,23 @@ def _shuffled_arrays(data: Any, lengths: list[Any], rank: int, settings: dict[st
     def take(numbers: np.ndarray) -> list[np.ndarray]:
         return [array[numbers] for array in dense.values()]
 
+    functions, places = Functions(), list(dense)
+    taken_by = functions.weak(take)
+
     def read(numbers: tf.Tensor, *_: tf.Tensor) -> Any:
         specs = tf.nest.flatten(spec)
-        dtypes = [specs[place].dtype for place in dense]
+        dtypes = [specs[place].dtype for place in places]
         parts: dict[int, Any] = {place: taker(numbers) for place, taker in takers.items()}
-        if dense:
-            taken = tf.numpy_function(take, [numbers], dtypes, stateful=False)
-            for place, part in zip(dense, taken, strict=True):
+        if places:
+            taken = tf.numpy_function(taken_by, [numbers], dtypes, stateful=False)
+            for place, part in zip(places, taken, strict=True):
                 parts[place] = tf.ensure_shape(part, specs[place].shape)
         return tf.nest.pack_sequence_as(data, [parts[place] for place in range(len(arrays))])
 
-    batches = steps.batches(read, spec)
-    return batches.with_options(untuned()).prefetch(tf.data.AUTOTUNE)
+    batches = steps.batches(read, spec, functions=functions)
+    prefetched = batches.with_options(untuned()).prefetch(tf.data.AUTOTUNE)
+    functions.keep_with(prefetched)
+    return prefetched
 
 
 def _batches(part: tf.data.Dataset, length: int | None, rank: int, settings: dict[str, Any]) -> Any:

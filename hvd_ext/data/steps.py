@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hvd_ext.data import native
 from hvd_ext.data.cursor import MARK, Again, DataCursor
+from hvd_ext.data.functions import Functions
 from hvd_ext.errors import InvalidError
 from hvd_ext.tensorflow.ops import plain
 
@@ -78,7 +79,9 @@ class Steps:
         self.cursor = DataCursor(name, self.number, parts, kept if elements is None else None, rank)
         self.cursor.division = self
 
-    def batches(self, read: Read, spec: Any, begin: Callable[[], object] = lambda: None) -> tf.data.Dataset:
+    def batches(
+        self, read: Read, spec: Any, begin: Callable[[], object] = lambda: None, functions: Functions | None = None
+    ) -> tf.data.Dataset:
         """Give a data set of the batches of all steps of an epoch; each iterator is one for the next epoch.
 
         In place of the batches that are skipped, because an earlier job has trained on them, the first one that is
@@ -88,7 +91,9 @@ class Steps:
             read: gives the batch of a step, in a graph.
             spec: `tf.TensorSpec` of a batch, and of each part of it.
             begin: called when an iterator is about to give its first element.
+            functions: the Python functions in the graph of `read`.
         """
+        functions = Functions() if functions is None else functions
 
         def begun() -> np.ndarray:
             begin()
@@ -100,8 +105,10 @@ class Steps:
             left = again.step * self._batch_size + self._left_of(again.position, parts)
             return np.array([first, skipped, parts, elements, again.epoch, again.step, again.position, left], np.int64)
 
+        begins = functions.weak(begun)
+
         def start(_: tf.Tensor) -> tf.Tensor:
-            return tf.ensure_shape(tf.numpy_function(begun, [], tf.int64), _BEGUN.shape)
+            return tf.ensure_shape(tf.numpy_function(begins, [], tf.int64), _BEGUN.shape)
 
         def of(begun: tf.Tensor) -> tf.data.Dataset:
             # not `unstack`: TensorFlow's optimizer crashes where the number of repetitions is not an op's first output
@@ -122,6 +129,7 @@ class Steps:
         dataset = _flat_mapped(_mapped(tf.data.Dataset.range(1), start, _BEGUN), of, spec)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.number))
         setattr(dataset, MARK, self.cursor)
+        functions.keep_with(dataset)
         return dataset
 
     def divide_again(self, epoch: int, position: int, parts: int) -> Again:
