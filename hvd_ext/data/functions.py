@@ -36,7 +36,9 @@ class Functions:
         def call(*values: Any) -> Any:
             referred = reference()
             if referred is None:
-                raise InvalidError("data set: it was freed while an iterator reads from it; keep a reference to it")
+                raise InvalidError(
+                    "data set: it was freed, and an iterator still reads from it; keep a reference to it"
+                )
             return referred(*values)
 
         return call

@@ -249,6 +249,11 @@ def memory_of_graph() -> dict[Any, Any]:
     return {} if tf.executing_eagerly() else _memory(tf.compat.v1.get_default_graph())
 
 
+def memory_of_outermost_graph() -> dict[Any, Any]:
+    """Return a dictionary that lives as long as the outermost function under construction; in eager mode, a new one."""
+    return {} if tf.executing_eagerly() else _memory(_outermost_graph())
+
+
 def call_name(kind: str, name: str | None, job: runtime.Runtime | None = None) -> str:
     """Name a call such that all ranks give it the same name, even if they trace at different times.
 
@@ -263,9 +268,7 @@ def call_name(kind: str, name: str | None, job: runtime.Runtime | None = None) -
     job = runtime.current() if job is None else job
     if tf.executing_eagerly():
         return f"{kind}.{job.count(kind)}" if name is None else name
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(getattr(graph, "outer_graph", None), "outer_graph", None) is not None:
-        graph = graph.outer_graph
+    graph = _outermost_graph()
     # Each process set counts for itself: its members need not be in the same other sets.
     counts: dict[str, int] = _memory(graph).setdefault(f"counts {job.engine.generation}", {})
     if name is None:
@@ -277,6 +280,13 @@ def call_name(kind: str, name: str | None, job: runtime.Runtime | None = None) -
     key = f"name {name}"
     counts[key] = counts.get(key, 0) + 1
     return name if counts[key] == 1 else f"{name}#{counts[key]}"
+
+
+def _outermost_graph() -> Any:
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(getattr(graph, "outer_graph", None), "outer_graph", None) is not None:
+        graph = graph.outer_graph
+    return graph
 
 
 def _memory(graph: Any) -> dict[Any, Any]:

@@ -515,9 +515,8 @@ class Reducer:
             given = variables if weights is None else weights
             pairs_given = [(kinds.name(variables[index]), given[index]) for index in shared]
             unsure = Weights.here([(name, weight) for name, weight in pairs_given if hasattr(weight, "assign")])
-        is_new = not every.channels
         channel, joint = every.agree(own, check, compared, communicates=communicates, weights=unsure)
-        if is_new and self.policy.outlives:
+        if self.policy.outlives and channel is every.channels[0]:
             succession.note(self, channel, [variables[index] for index in shared], compared)
         if self._layouts or self._restored:
             with tf.init_scope():
@@ -556,7 +555,6 @@ class Reducer:
         _, every = self._set(job, tuple(kinds.key(variable) for variable in variables), variables)
         weights = Weights.here([(kinds.name(one), one) for one in variables if hasattr(one, "assign")])
         found, _ = every.agree(channel.kinds, lambda: None, facts, weights=None if every.start is None else weights)
-        succession.note(self, found, variables, facts)
         return found
 
     def close(self) -> None:
