@@ -32,7 +32,8 @@ def running():
 
 @pytest.fixture
 def supervised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets channels have successors, as in a supervised job."""
+    """Lets channels have successors, as in a supervised job; models of other tests may have some, too."""
+    monkeypatch.setattr(succession, "_registrations", weakref.WeakValueDictionary())
     monkeypatch.setattr(succession, "membership", types.SimpleNamespace(session=object))
 
 
