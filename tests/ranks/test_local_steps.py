@@ -406,20 +406,20 @@ def test_weights_that_one_rank_has_loaded_are_sent_to_all() -> None:
 
 
 def test_outer_steps_of_two_optimizers_beside_training_meet_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    lists, names, exchange = [variables(), variables()], [], consensus.exchange
+    lists, names, exchanged = [variables(), variables()], [], consensus._exchanged
     optimizers = [optimizer_of(hvd.LocalSteps(2, overlap=1)) for _ in lists]
 
-    def noted(engine: Any, name: str, make: Any) -> Any:
+    def noted(engine: Any, name: str, make: Any, **attributes: bool) -> Any:
         if engine is runtime.current().engine:
             names.append(name)
-        return exchange(engine, name, make)
+        return exchanged(engine, name, make, **attributes)
 
     for number in range(12):
         own = [tf.constant(one) for one in gradients(hvd.rank(), number)]
         for optimizer, weights in zip(optimizers, lists, strict=True):
             optimizer.apply(own, weights)
         if number == 1:
-            monkeypatch.setattr(consensus, "exchange", noted)
+            monkeypatch.setattr(consensus, "_exchanged", noted)
     for optimizer in optimizers:
         assert_same_bits_on_all_ranks([one for _, one in policy_of(optimizer).global_weights])
     # exchanges of this name are matched by their order, and threads have none
