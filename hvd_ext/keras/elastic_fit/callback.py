@@ -26,7 +26,8 @@ from hvd_ext.keras.elastic_fit import progress as progresses
 from hvd_ext.keras.elastic_fit.calls import calls
 from hvd_ext.keras.elastic_fit.carried import Carried
 from hvd_ext.keras.elastic_fit.progress import Progress
-from hvd_ext.keras.optimizers import models
+from hvd_ext.keras.optimizers import models, wrapper
+from hvd_ext.keras.optimizers.catching_up import accumulated
 from hvd_ext.keras.optimizers.checks import count_again
 from hvd_ext.tensorflow.failures import is_loss
 
@@ -78,7 +79,7 @@ class Elastic(base.Callback):
 
     Raises:
         InvalidError: an argument breaks its rule; in `fit`, the data are no function, or the model trains with what is
-            not elastic yet (sync=, delay, local_steps, steps_per_execution, accumulation, several optimizers).
+            not elastic yet (sync=, delay, local_steps, steps_per_execution, several optimizers).
     """
 
     works_on_batches = True
@@ -188,7 +189,7 @@ class Elastic(base.Callback):
             self._save_and_end(session.last)
         if is_first:
             self._asked_s = time.monotonic()
-        elif self._next_ask <= 0 and self._ask():
+        elif self._next_ask <= 0 and not accumulated(self.model.optimizer)[1] and self._ask():
             raise Changed("workers join or leave")
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -207,7 +208,7 @@ class Elastic(base.Callback):
             self._place = _Place(self._place.epoch, batch + 1, self._updates())
             self._next_ask -= 1
             self._carried.copy(self.model, self._place.updates)
-            if self._next_ask <= 0 and not is_last and self._ask():
+            if self._next_ask <= 0 and not is_last and not accumulated(self.model.optimizer)[1] and self._ask():
                 raise Changed("workers join or leave")
         if is_last or self.model.stop_training:
             self._at_end = self._states()
@@ -282,6 +283,9 @@ class Elastic(base.Callback):
         step = place.step + updates - place.updates  # an update may have been applied, and its step have not ended
         stops = bool(model.stop_training)
         over = self._over or (stops and place.step == 0)
+        if not over:
+            done = self._forget_passes()
+            step, updates = max(0, step - done), updates - done
         states, metrics = self._states() if self._at_end is None else self._at_end
         self._own = Progress(
             number,
@@ -326,7 +330,22 @@ class Elastic(base.Callback):
         return callback_states.collect(self._beside), progresses.metrics_of(self.model)
 
     def _updates(self) -> int:
-        return int(self.model.optimizer.iterations)
+        """Give the number of updates; where gradients are accumulated, of the passes, by which Keras counts them."""
+        optimizer = self.model.optimizer
+        accumulates = getattr(optimizer, "gradient_accumulation_steps", None)
+        return int(optimizer._iterations if accumulates else optimizer.iterations)
+
+    def _forget_passes(self) -> int:
+        """Forget the gradients that were accumulated since the last update; returns of how many steps.
+
+        A lost rank had its own, so these steps are repeated.
+        """
+        optimizer, (_, done) = self.model.optimizer, accumulated(self.model.optimizer)
+        if done:
+            for variable in optimizer._accumulated_gradients:
+                variable.assign(np.zeros(variable.shape))
+            optimizer._iterations.assign_sub(done)
+        return done
 
     def _begin_rest(self, epoch: int, step: int, iterator: Any) -> None:
         setattr(iterator, MARK, True)
@@ -387,10 +406,10 @@ def _refuse(model: Any, arguments: Mapping[str, Any], scale: str) -> None:
                     f"optimizer {optimizer.name!r}: elastic=True does not go with {option}: a step of all ranks is the "
                     "same step, so that it can be repeated"
                 )
-        if getattr(optimizer, "gradient_accumulation_steps", None):
+        updating = wrapper.updates(optimizer)
+        if updating is not optimizer and updating.gradient_accumulation_steps:
             raise InvalidError(
-                f"optimizer {optimizer.name!r}: elastic=True does not go with accumulated gradients, of which a lost "
-                "rank has its own"
+                f"optimizer {optimizer.name!r}: elastic=True does not go with accumulated gradients and a loss scale"
             )
 
 

@@ -79,11 +79,14 @@ def counts_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elastic_fit, "calls", calls.Calls())
 
 
-def trained(losses: Loses, *others: Any, epochs: int = EPOCHS, patience: int = 2, **options: Any) -> tuple[Any, ...]:
+def trained(
+    losses: Loses, *others: Any, epochs: int = EPOCHS, patience: int = 2, passes: int = 1, **options: Any
+) -> tuple[Any, ...]:
     """Trains; returns the weights, the history, what a callback has heard, and the state of others."""
     keras.utils.set_random_seed(4)
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.05)), "mse", metrics=["mae"])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.05), backward_passes_per_step=passes)
+    model.compile(optimizer, "mse", metrics=["mae"])
     heard = Heard()
     early = keras.callbacks.EarlyStopping("loss", patience=patience, min_delta=options.pop("min_delta", 0.0))
     plateau = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=1, min_delta=0.2)
@@ -135,6 +138,22 @@ def test_worlds_that_end_at_random_change_nothing(session: Any) -> None:
         check(
             trained(Loses(*((place, 0 if place.startswith("train") else number) for place, number in places))), expected
         )
+
+
+@pytest.mark.parametrize("place", [("batch_begin", 23), ("batch_end", 22), ("batch_end", 24), ("epoch_end", 2)])
+def test_steps_whose_gradients_were_accumulated_are_repeated(session: Any, place: tuple[str, int]) -> None:
+    expected = undisturbed(passes=5)  # an epoch is one update
+    check(trained(Loses(place), passes=5), expected)
+
+
+def test_a_world_ends_between_two_updates(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Waits(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            session.changed = session.changed or (session.world < 0 and batch == 1)
+
+    monkeypatch.setattr(elastic_fit, "_ASK_S", 0.0)
+    check(trained(Loses(), Waits(), passes=5), undisturbed(passes=5))
+    assert session.world == 0
 
 
 def test_a_training_that_has_been_stopped_stays_so(session: Any) -> None:

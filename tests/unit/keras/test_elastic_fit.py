@@ -54,7 +54,14 @@ def test_without_a_supervisor_it_is_an_ordinary_fit():
         ({"delay": 1}, "does not go with delay"),
         ({"sync": "solo"}, "does not go with partial"),
         ({"local_steps": hvd.LocalSteps(every=2)}, "does not go with local_steps"),
-        ({"backward_passes_per_step": 2}, "does not go with accumulated gradients"),
+        (
+            {
+                "optimizer": keras.optimizers.LossScaleOptimizer(
+                    keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+                )
+            },
+            "does not go with accumulated gradients and a loss scale",
+        ),
     ],
 )
 def test_what_it_cannot_go_on_with_is_refused(options, words):
