@@ -85,6 +85,8 @@ class GradientSet:
         self.start = start
         self.job = job
         self.channels: list[Channel] = []
+        # whether the first channel, which communicates, gets successors in other worlds
+        self.succeeds = reducer.policy.outlives and succession.is_needed()
         self.replannings: dict[Channel, Replanning] = {}
         self.asked, self.options = reducer.options, reducer.used
         self.momentum, self.first_step = reducer.momentum, first_step
@@ -516,7 +518,7 @@ class Reducer:
             pairs_given = [(kinds.name(variables[index]), given[index]) for index in shared]
             unsure = Weights.here([(name, weight) for name, weight in pairs_given if hasattr(weight, "assign")])
         channel, joint = every.agree(own, check, compared, communicates=communicates, weights=unsure)
-        if self.policy.outlives and channel is every.channels[0]:
+        if every.succeeds and channel is every.channels[0]:
             succession.note(self, channel, [variables[index] for index in shared], compared)
         if self._layouts or self._restored:
             with tf.init_scope():

@@ -42,8 +42,13 @@ _registrations: weakref.WeakValueDictionary[int, _Registration] = weakref.WeakVa
 _lock = threading.Lock()
 
 
+def is_needed() -> bool:
+    """Tell whether worlds follow each other in this job."""
+    return membership.session() is not None
+
+
 def note(reducer: Reducer, channel: Channel, variables: Sequence[Any], facts: Facts) -> None:
-    """Let a channel have a successor in the next world; only in supervised jobs, whose worlds end.
+    """Let a channel have a successor in the next world.
 
     Nothing is noted in eager mode, where each step looks for the channel of its world.
 
@@ -53,7 +58,7 @@ def note(reducer: Reducer, channel: Channel, variables: Sequence[Any], facts: Fa
         variables: those of the channel's list.
         facts: what the ranks have compared with it.
     """
-    if membership.session() is None or tf.executing_eagerly():
+    if tf.executing_eagerly():
         return
     with _lock:
         registration = _registrations.get(channel.handle)
