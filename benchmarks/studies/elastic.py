@@ -135,10 +135,10 @@ def long(hosts: Sequence[int]) -> list[dict[str, Any]]:
             for updates in range(LONG_EVERY, LONG_UPDATES + 1, LONG_EVERY):
                 training.until(lambda lines, updates=updates: lines and lines[-1]["updates"] >= updates, "an update")
                 workers = training.whole()
-                training.kill([draw.choice([one for one in workers if one["worker"] != 0])])
                 own = next(one for one in workers if one["worker"] == 0)
                 print(f"{hosts}: {own}", file=sys.stderr, flush=True)
-            training.whole()
+                if updates < LONG_UPDATES:
+                    training.kill([draw.choice([one for one in workers if one["worker"] != 0])])
             end(training)
             return growth(hosts, training.look())
         finally:
@@ -168,17 +168,16 @@ def restart(hosts: Sequence[int]) -> list[dict[str, Any]]:
             try:
                 more = 75 + 20 * number
                 first = training.whole()[0]["updates"]
-                begun = [line for line in training.look() if line["s"] >= training.begin_s]
                 training.until(lambda lines, more=first + more: lines[-1]["updates"] >= more, "updates")
-                pids = {line["pid"] for line in begun}
+                training.kill_supervisor()  # first, or it would start others
+                pids = {line["pid"] for line in training.look()}
                 killed_s = training.kill([{"pid": pid} for pid in pids])
             finally:
                 training.end()
             before = max(line["updates"] for line in training.look())
+            (Path(name) / "log").unlink()  # the next job writes its own
             training = Training(cluster, hosts, Path(name), "save")
-            after = training.until(
-                lambda lines, since=training.begin_s: [line for line in lines if line["s"] >= since], "an update"
-            )[0]
+            after = training.until(lambda lines: lines, "an update")[0]
             rows.append({"hosts": list(hosts), "part": "restart", "lost_s": after["s"] - killed_s})
             rows[-1] |= {"lost": before - after["updates"] + 1, "start_s": after["s"] - training.begin_s}
             print(rows[-1], file=sys.stderr, flush=True)

@@ -182,9 +182,13 @@ class Training:
         subprocess.run([*self.cluster.enter(), "kill", "-KILL", *pids], check=False)
         return begin_s
 
+    def kill_supervisor(self) -> None:
+        """Kill what started the workers, which then end by themselves."""
+        subprocess.run([*self.cluster.enter(), "pkill", "-KILL", "-f", "hvd_ext run"], check=False)
+
     def end(self) -> None:
-        """Kill the job, if it is not over."""
-        self.process.kill()
+        """End the job, if it is not over."""
+        self.process.terminate()
         self.process.wait(60)
         self.output.close()
 
