@@ -120,7 +120,7 @@ def kills(hosts: Sequence[int]) -> list[dict[str, Any]]:
                 rows.append({"hosts": list(hosts), "part": "kills", "killed": "a host" if whole else "a worker"})
                 rows[-1] |= {"lost_s": after[0]["s"] - killed_s, "join_s": join_s}
                 print(f"{hosts} {number + 1}: {rows[-1]}", file=sys.stderr, flush=True)
-            end(training)
+            finish(training)
         finally:
             training.end()
     return rows
@@ -139,7 +139,7 @@ def long(hosts: Sequence[int]) -> list[dict[str, Any]]:
                 print(f"{hosts}: {own}", file=sys.stderr, flush=True)
                 if updates < LONG_UPDATES:
                     training.kill([draw.choice([one for one in workers if one["worker"] != 0])])
-            end(training)
+            finish(training)
             return growth(hosts, training.look())
         finally:
             training.end()
@@ -193,7 +193,7 @@ PARTS: dict[str, tuple[Callable[[Sequence[int]], list[dict[str, Any]]], tuple[tu
 }
 
 
-def end(training: Training) -> None:
+def finish(training: Training) -> None:
     """Let a training end, and check what its ranks have."""
     (training.folder / "stop").touch()
     training.until(lambda _: [line for line in training.lines if "sums" in line][training.size - 1 :], "the end")

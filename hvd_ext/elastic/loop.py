@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hvd_ext.elastic.state import HostsUpdatedInterrupt, State
-from hvd_ext.job import log, membership, process, runtime
+from hvd_ext.job import membership, process, runtime
+from hvd_ext.job.log import logger
 from hvd_ext.tensorflow.failures import is_loss
 
 # Worlds that may fail one after another without a commit; then something else is wrong.
@@ -70,18 +71,16 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
             if not joined:
                 reset()  # an error in it ends the worker: `init` itself tries the next world after a lost rank
             try:
-                session = membership.session()
-                last = None if session is None else session.last
+                last = membership.last()
                 if not joined and last is None:
                     state.on_reset()
                 state.sync()
                 if last is not None:
-                    log.write(log.line(f"this worker ends: {last}"))
-                    raise SystemExit(1)
+                    membership.end(last)
                 joined = True
                 return func(state, *args, **kwargs)
             except HostsUpdatedInterrupt:
-                log.logger.info("elastic: workers join or leave; joining the next world")
+                logger.info("elastic: workers join or leave; joining the next world")
             except Exception as error:
                 if not is_loss(error):
                     raise
@@ -91,7 +90,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
                     if hasattr(error, "add_note") and membership.session() is None:  # Python 3.11
                         error.add_note(_HINT)
                     raise
-                log.logger.info("elastic: the world has failed (%s); restoring the last commit", error)
+                logger.info("elastic: the world has failed (%s); restoring the last commit", error)
                 state.restore()
             joined = False
 

@@ -41,7 +41,7 @@ def exchange(engine: Engine, name: str, make: Callable[[], Any]) -> list[Any]:
 
 
 def exchange_in_step(engine: Engine, name: str, make: Callable[[], Any]) -> tuple[list[Any], list[int]]:
-    """Send a value to all ranks and receive theirs, as `exchange`, in steps that go on while some ranks have joined.
+    """Send a value to all ranks and receive theirs, as `exchange`, in steps that continue while some ranks have joined.
 
     Returns:
         The values, by rank: a rank that has joined counts as one that agrees with the lowest rank that has not. And the

@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
@@ -107,8 +107,7 @@ class Session:
             self._say("ready", world=self.world)
             message = self._messages.get()
             if message["kind"] == "end":
-                log.write(log.line(f"this worker ends: {message['why']}"))
-                sys.exit(int(message.get("code", 1)))
+                end(str(message["why"]), int(message.get("code", 1)))
             if message["kind"] == "gone":
                 raise CommunicationError(message["why"])
             self._waits.clear()
@@ -167,7 +166,8 @@ class Session:
 
     @staticmethod
     def _end(why: str) -> None:
-        log.write(log.line(f"this worker ends: {why}"))
+        """End this worker from another thread than the main one."""
+        _say_end(why)
         sys.stdout.flush()
         os._exit(1)
 
@@ -220,6 +220,26 @@ def session() -> Session | None:
 
 
 _session: Session | None = None
+
+
+def last() -> str | None:
+    """Return why the world of this worker is the last one of its job (`Session.last`); None if it is not."""
+    running = session()
+    return None if running is None else running.last
+
+
+def end(why: str, code: int = 1) -> NoReturn:
+    """End this worker with an exit status, and say why.
+
+    Raises:
+        SystemExit: always.
+    """
+    _say_end(why)
+    sys.exit(code)
+
+
+def _say_end(why: str) -> None:
+    log.write(log.line(f"this worker ends: {why}"))
 
 
 def _limit_s(environ: Mapping[str, str]) -> float:

@@ -163,7 +163,7 @@ TEST("join: nothing of a residual is lost, and an uncommitted step of the others
   }
 }
 
-TEST("join: what zeros would make wrong is refused on all ranks that call it, and the engine goes on working") {
+TEST("join: what zeros would make wrong is refused on all ranks that call it, and the engine continues to work") {
   for (int joiner : {0, 2}) {
     std::atomic<int> ended{0};
     std::atomic<bool> checked{false};

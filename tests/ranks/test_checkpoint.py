@@ -20,7 +20,8 @@ from tensorflow.python.ops import stateful_random_ops
 import hvd_ext as hvd
 from hvd_ext import state
 from hvd_ext.errors import CheckpointError, InvalidError, MismatchError
-from hvd_ext.keras.checkpoint import callback as module, model_state
+from hvd_ext.keras import pace
+from hvd_ext.keras.checkpoint import model_state
 from hvd_ext.keras.checkpoint.callback import Checkpoint, newest
 from hvd_ext.state import arrays, folder, manifest
 from tests.ranks import training
@@ -275,7 +276,7 @@ def test_looking_at_random_generators_makes_none_and_draws_nothing(monkeypatch: 
 
 
 def test_a_signal_to_one_rank_stops_all_after_the_same_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_ASK_S", 0.0)
+    monkeypatch.setattr(pace, "ASK_S", 0.0)
     before = signal.getsignal(signal.SIGTERM)
     # every rank has a directory of its own
     stopping = Checkpoint(tmp_path / "job", keep=1)

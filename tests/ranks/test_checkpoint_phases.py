@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import hvd_ext as hvd
+from hvd_ext.keras import pace
 from hvd_ext.keras.checkpoint import callback as module
 from hvd_ext.keras.checkpoint.callback import Checkpoint, newest
 from hvd_ext.state import manifest
@@ -109,7 +110,7 @@ def position(directory: Path) -> tuple[int, int]:
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """One directory for all ranks, which ask each other for signals after each batch."""
-    monkeypatch.setattr(module, "_ASK_S", 0.0)
+    monkeypatch.setattr(pace, "ASK_S", 0.0)
     yield Path(hvd.broadcast_object(str(tmp_path / "job")))
     as_launched()
 

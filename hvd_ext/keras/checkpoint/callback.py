@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,17 +27,13 @@ from hvd_ext.keras.checkpoint import callback_states, model_state
 from hvd_ext.keras.checkpoint.skipping import Skipping, before_reading
 from hvd_ext.keras.checkpoint.store import Store
 from hvd_ext.keras.optimizers.models import optimizers
+from hvd_ext.keras.pace import Pace
 from hvd_ext.state import signals as watched
 from hvd_ext.state.folder import newest
 from hvd_ext.state.manifest import Manifest
 from hvd_ext.tensorflow.gradients.round_flags import SIGNAL_BIT, RoundFlags, partial_reducer
 
 __all__ = ["Checkpoint", "newest"]
-
-
-# The ranks ask each other for signals about so often, in seconds. Open MPI kills a job one second after SIGTERM, unless
-# told to wait longer. An exchange takes about a thousandth of this time.
-_ASK_S = 0.25
 
 
 @dataclass
@@ -135,9 +130,7 @@ class Checkpoint(base.Callback):
         # the callbacks of `fit`, and the state of the random generators when its epoch began
         self._beside: list[Any] = []
         self._began: dict[str, np.ndarray] = {}
-        # ask for signals after so many more batches; so many lay between the last two times; and when the last one was
-        self._next_ask = self._interval = 1
-        self._asked_s = 0.0
+        self._pace = Pace()  # of asking for signals
         # with partial rounds: how signals travel; None: the ranks have unequal numbers of batches, and exchange signals
         # at the ends of epochs
         self._flags: RoundFlags | None = None
@@ -217,7 +210,7 @@ class Checkpoint(base.Callback):
         first = self._fit_of(sys._getframe()).get("initial_epoch", 0)
         begin = self._go_on(first)
         self._step, self._unsaved = self._first_step, 0
-        self._next_ask = self._interval = 1
+        self._pace.restart()
         if begin != first:  # `fit` reads it after this hook; Keras' own BackupAndRestore sets it too
             self.model._initial_epoch = begin
         if begin >= self.params["epochs"]:
@@ -245,7 +238,6 @@ class Checkpoint(base.Callback):
         _here[self._directory.absolute()].trained = epoch + 1
         self._began = model_state.random_state()
         self._epoch, self._step, self._first_step = epoch, 0, 0
-        self._asked_s = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Save if it is time, or if a rank has got a signal."""
@@ -260,8 +252,8 @@ class Checkpoint(base.Callback):
         if self._unsaved == 0:
             self._name_unclaimed()
         self._unsaved += done
-        self._next_ask -= 1
-        asked = self._ask() if self.signals and (self._partial or self._next_ask <= 0) else None
+        self._pace.count()
+        asked = self._ask() if self.signals and (self._partial or self._pace.is_due) else None
         if asked or (self.every_steps and self._unsaved >= self.every_steps):
             self.save(self._epoch, self._step, asked or f"{self._unsaved} batches")
 
@@ -370,11 +362,8 @@ class Checkpoint(base.Callback):
             return self.signals[signal - 1] if signal else None
         if self._partial:
             return None
-        now_s = time.monotonic()
-        pace_s = (now_s - self._asked_s) / self._interval
-        self._asked_s = now_s
-        seen, pace_s = self._exchange_signals(pace_s)
-        self._next_ask = self._interval = max(1, int(_ASK_S / max(pace_s, 1e-6)))
+        seen, pace_s = self._exchange_signals(self._pace.seconds())
+        self._pace.agree(pace_s)
         return seen
 
     def _exchange_signals(self, pace_s: float = 0.0) -> tuple[str | None, float]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
-import sys
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -16,7 +14,7 @@ import tensorflow as tf
 
 from hvd_ext.data.cursor import MARK, cursors_of
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import banner, consensus, log, membership, process, runtime
+from hvd_ext.job import banner, consensus, membership, process, runtime
 from hvd_ext.job.log import logger
 from hvd_ext.keras import base
 from hvd_ext.keras.checkpoint import callback_states, model_state
@@ -29,10 +27,9 @@ from hvd_ext.keras.elastic_fit.progress import Progress
 from hvd_ext.keras.optimizers import models, wrapper
 from hvd_ext.keras.optimizers.catching_up import accumulated
 from hvd_ext.keras.optimizers.checks import count_again
+from hvd_ext.keras.pace import Pace
 from hvd_ext.tensorflow.failures import is_loss
 
-# The ranks ask each other about so often, in seconds, whether others wait to join; an exchange takes a thousandth.
-_ASK_S = 0.25
 # so many worlds in a row may fail before a step is done in one of them
 _MOST = 10
 
@@ -103,8 +100,7 @@ class Elastic(base.Callback):
         self._leaves_garbage = False  # a `fit` that has failed is freed by Python's collector alone
         self._data: Any = None  # of `fit`, made in this world
         self._beside: list[Any] = []
-        self._next_ask = self._interval = 1
-        self._asked_s = 0.0
+        self._pace = Pace()  # of asking whether others wait to join
 
     def around_fit(self, model: keras.Model, plain: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """Call the `fit` of a model until its epochs are done; returns its history, of all worlds.
@@ -184,13 +180,10 @@ class Elastic(base.Callback):
             else:
                 before_reading(self.model, read)
         self._place = _Place(epoch, left_out, self._updates())
-        session = membership.session()
-        if session is not None and session.last is not None:
-            self._save_and_end(session.last)
-        if is_first:
-            self._asked_s = time.monotonic()
-        elif self._next_ask <= 0 and not accumulated(self.model.optimizer)[1] and self._ask():
-            raise Changed("workers join or leave")
+        if (why := membership.last()) is not None:
+            self._save_and_end(why)
+        if not is_first:
+            self._leave_if_asked()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Leave the world if others wait to join; all ranks do so after the same batch."""
@@ -206,10 +199,10 @@ class Elastic(base.Callback):
         else:
             assert self._place is not None
             self._place = _Place(self._place.epoch, batch + 1, self._updates())
-            self._next_ask -= 1
+            self._pace.count()
             self._carried.copy(self.model, self._place.updates)
-            if self._next_ask <= 0 and not is_last and not accumulated(self.model.optimizer)[1] and self._ask():
-                raise Changed("workers join or leave")
+            if not is_last:
+                self._leave_if_asked()
         if is_last or self.model.stop_training:
             self._at_end = self._states()
 
@@ -239,7 +232,7 @@ class Elastic(base.Callback):
         """
         self._met, self._place, self._begun, self._at_end = None, None, False, None
         self._beside, self._left_out = [], 0
-        self._next_ask = self._interval = 1
+        self._pace.restart()
         meeting = calls.here(number) or (progresses.furthest(self._own, calls.logs) if meets else None)
         if meeting is not None:
             if calls.met(meeting, number):
@@ -318,13 +311,12 @@ class Elastic(base.Callback):
                 break
         else:
             logger.warning("elastic: no Checkpoint is in the callbacks of fit, and what was trained is lost")
-        _end(why)
+        membership.end(why)
 
     def _end_last(self) -> None:
         """End this worker in the last world of a job, if there is nothing to save."""
-        session = membership.session()
-        if session is not None and session.last is not None:
-            _end(session.last)
+        if (why := membership.last()) is not None:
+            membership.end(why)
 
     def _states(self) -> tuple[States, list[np.ndarray]]:
         return callback_states.collect(self._beside), progresses.metrics_of(self.model)
@@ -356,15 +348,20 @@ class Elastic(base.Callback):
         assert self._met is not None
         progresses.set_metrics(self.model, self._met.metrics)
 
-    def _ask(self) -> bool:
-        """Ask all ranks whether others wait to join, and agree on when to ask again."""
-        session, now_s = membership.session(), time.monotonic()
-        pace_s = (now_s - self._asked_s) / (self._interval - self._next_ask)
-        self._asked_s = now_s
-        own = [session is not None and session.changed, pace_s]
+    def _leave_if_asked(self) -> None:
+        """Leave the world with all other ranks if workers join or leave; in between two updates, if it is time to ask.
+
+        Raises:
+            Changed: on all ranks.
+        """
+        if not self._pace.is_due or accumulated(self.model.optimizer)[1]:
+            return
+        session = membership.session()
+        own = [session is not None and session.changed, self._pace.seconds()]
         answers = consensus.exchange(runtime.current().engine, "elastic: others wait", lambda: own)
-        self._next_ask = self._interval = max(1, int(_ASK_S / max(answers[0][1], 1e-6)))
-        return any(changed for changed, _ in answers)
+        self._pace.agree(answers[0][1])
+        if any(changed for changed, _ in answers):
+            raise Changed("workers join or leave")
 
 
 def _refuse(model: Any, arguments: Mapping[str, Any], scale: str) -> None:
@@ -450,8 +447,3 @@ def _trace_again(model: keras.Model) -> None:
     model.train_function = model.test_function = model.predict_function = None
     for optimizer in models.distributed(model):
         count_again(optimizer._hvd_ext.reducer)
-
-
-def _end(why: str) -> None:
-    log.write(log.line(f"this worker ends: {why}"))
-    sys.exit(1)

@@ -43,7 +43,7 @@ MOST_FAILURES, LASTING_S = 5, 60.0
 MOST_ATTEMPTS, MOST_EXCLUSIONS = 3, 3
 # How long the second attempt waits; the third one waits twice as long.
 RETRY_S = 1.0
-# How long the other members may go on connecting, and report too, when one of them has reported a peer.
+# How long the other members may still connect, and report too, when one of them has reported a peer.
 REPORT_S = 1.0
 # A shell ends with 128 + n when signal n has ended its program.
 SIGNALLED = range(129, 193)
@@ -82,7 +82,7 @@ class Worker:
         self.ending = False  # it was told to end
         self.why = ""
         self.broken_s: float | None = None
-        self.leave_by_s: float | None = None  # then it is told to end, whatever it does
+        self.leave_by_s: float | None = None  # at that time it is told to end
         self.signals: list[tuple[float, signal.Signals]] = []  # that it is to get, and when
 
     @property

@@ -14,6 +14,7 @@ import pytest
 import hvd_ext as hvd
 from hvd_ext.errors import CommunicationError
 from hvd_ext.job import membership
+from hvd_ext.keras import pace
 from hvd_ext.keras.elastic_fit import callback as elastic_fit, calls
 
 X = np.random.default_rng(2).random((40, 3), np.float32)
@@ -151,7 +152,7 @@ def test_a_world_ends_between_two_updates(session: Any, monkeypatch: pytest.Monk
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             session.changed = session.changed or (session.world < 0 and batch == 1)
 
-    monkeypatch.setattr(elastic_fit, "_ASK_S", 0.0)
+    monkeypatch.setattr(pace, "ASK_S", 0.0)
     check(trained(Loses(), Waits(), passes=5), undisturbed(passes=5))
     assert session.world == 0
 
@@ -185,7 +186,7 @@ def test_workers_join_between_epochs_of_one_step(session: Any, monkeypatch: pyte
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             session.changed = session.changed or epoch == 1
 
-    monkeypatch.setattr(elastic_fit, "_ASK_S", 0.0)
+    monkeypatch.setattr(pace, "ASK_S", 0.0)
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
     callbacks = hvd.callbacks.synchronized([Waits()], elastic=True)
