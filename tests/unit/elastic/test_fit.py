@@ -51,15 +51,19 @@ class Training:
         return [line for one in text.split("\n")[:-1] if name in (line := json.loads(one))]
 
     def reached(self, updates: int, size: int = 0) -> dict[str, Any]:
-        """Waits for an update, perhaps in a world of this size; gives the newest line."""
+        """Waits for an update, perhaps in a world of this size, which the job trains slowly to; gives the newest line."""
 
         def found() -> dict[str, Any] | None:
             assert self.process.poll() is None, self.output()
             lines = [one for one in self.lines("updates") if one["updates"] >= updates and size in (0, one["size"])]
             return lines[-1] if lines else None
 
-        until(found, f"update {updates}", limit_s=120)
+        slowly = self.folder / "slowly"
+        if size:
+            slowly.touch()
+        until(found, f"update {updates}")
         line = found()
+        slowly.unlink(missing_ok=True)
         assert line is not None
         return line
 
@@ -162,7 +166,8 @@ def test_a_worker_that_comes_late_passes_over_the_calls_of_fit_that_are_done(sta
     job = started("-np", "2", "--min-np", "1", epochs=2, MORE_EPOCHS=str(EPOCHS - 2))
     job.reached(70)  # 30 updates an epoch
     os.kill(job.workers()[1], signal.SIGKILL)
-    job.reached(80, size=1)
+    at = job.reached(80, size=1)["updates"]
+    job.reached(at + 1, size=2)
     ends = job.ended()
     check(ends, 4, traced=False)  # the second call has another optimizer
     assert all(end["last_loss"] == ends[0]["last_loss"] and end["epochs"] == 2 for end in ends)  # of the first call
