@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvd_ext.engine import libraries, versions
 from hvd_ext.errors import NativeLibraryError, raise_for
@@ -26,7 +26,7 @@ OPS = libraries.LIBRARIES / libraries.DATA_LIBRARY
 
 ABI_VERSION = 3  # HVD_EXT_CACHE_ABI_VERSION of api.h
 REBUILD_HINT = "build it with: python -m hvd_ext build"
-NAMES = ("HvdExt>CacheRead", "HvdExt>CacheLookup", "HvdExt>CacheInsert", "HvdExt>EpochOrder", "HvdExt>ReadRange")
+NAMES = ("HvdExt>CacheRead", "HvdExt>CacheLookup", "HvdExt>CacheInsert", "HvdExt>EpochStep", "HvdExt>ReadRange")
 
 
 class Options(ctypes.Structure):
@@ -43,6 +43,25 @@ class Options(ctypes.Structure):
         ("memory_root", ctypes.c_char_p),
         ("claim_s", ctypes.c_double),
     ]
+
+
+class EpochSteps(NamedTuple):
+    """The steps of one rank in each epoch; the fields of EpochSteps in tf_ops/cache/order.h."""
+
+    number: int
+    batch_size: int
+    full: int
+    samples: int
+    parts: int
+    rank: int
+    size: int
+    seed: int
+    shuffle: int
+    elements: int
+    again_epoch: int = -1
+    again_step: int = 0
+    again_position: int = 0
+    again_elements: int = 0
 
 
 class Address(ctypes.Structure):
@@ -217,24 +236,13 @@ def ops() -> Any:
         ) from None
 
 
-def epoch_order(
-    positions: tf.Tensor,
-    seed: tf.Tensor | int,
-    epoch: tf.Tensor | int,
-    samples: tf.Tensor | int,
-    parts: tf.Tensor | int,
-    *,
-    shuffle: bool = True,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Say which samples stand at some positions of an epoch; tf_ops/cache/order.h has the rule.
+def epoch_step(steps: tf.Tensor, step: tf.Tensor | int, rows: int | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+    """Say which samples one rank takes in a step of an epoch; tf_ops/cache/order.h has the rule.
 
     Args:
-        positions: int64 [n], each in [0, samples).
-        seed: of the whole training, any int64.
-        epoch: the epoch's number, any int64.
-        samples: how many there are, at least 1.
-        parts: into how many parts they are divided, each shuffled in itself; at least 1.
-        shuffle: False leaves the samples in the order of their numbers.
+        steps: the numbers of an `EpochSteps`, int64; others may follow.
+        step: counted through all epochs, int64 [].
+        rows: the number of samples in each step; None where it varies.
 
     Returns:
         The samples' numbers, int64 [n]; and their seeds for random transformations, int32 [n, 2], which depend on seed,
@@ -245,13 +253,10 @@ def epoch_order(
     """
     import tensorflow as tf
 
-    positions = tf.convert_to_tensor(positions, tf.int64)
-    numbers, seeds = ops().hvd_ext_epoch_order(
-        *(tf.cast(value, tf.int64) for value in (positions, seed, epoch, samples, parts)), shuffle=shuffle
-    )
+    numbers, seeds = ops().hvd_ext_epoch_step(steps, step)
     if not tf.executing_eagerly():
-        numbers.set_shape(positions.shape)
-        seeds.set_shape([positions.shape[0] if positions.shape.rank else None, 2])
+        numbers.set_shape([rows])
+        seeds.set_shape([rows, 2])
     return numbers, seeds
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,10 @@ from hvd_ext.data.functions import Functions
 from hvd_ext.errors import InvalidError
 from hvd_ext.tensorflow.ops import plain
 
-# first step, steps that are skipped, parts of the order, samples of this rank; of an epoch that was divided again: its
-# number, the step from which on it is, the position of that step, and this rank's samples in it
-_BEGUN = tf.TensorSpec([8], tf.int64)
+# the numbers of `native.EpochSteps`, and the place of an iterator: the step that stands for those that are skipped, and
+# the one behind it; the number of steps that are skipped; the first step that is needed, and the one behind the last
+_PLACE = 5
+_BEGUN = tf.TensorSpec([len(native.EpochSteps._fields) + _PLACE], tf.int64)
 # (samples' numbers, int64 [n]; their seeds, int32 [n, 2]; the parts of the order, int64) -> a batch
 Read = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Any]
 
@@ -103,28 +104,39 @@ class Steps:
                 elements = self._planned
             again = self.cursor.again or Again(-1, 0, 0)
             left = again.step * self._batch_size + self._left_of(again.position, parts)
-            return np.array([first, skipped, parts, elements, again.epoch, again.step, again.position, left], np.int64)
+            steps = native.EpochSteps(
+                *(self.number, self._batch_size, self._steps is not None, self._samples, parts),
+                *(self._rank, self._size, self._seed, self._shuffle, elements),
+                *(again.epoch, again.step, again.position, left),
+            )
+            # The last step may be smaller, and random numbers that are drawn behind for each sample would be others.
+            like = first + skipped - (skipped == self.number - 1)
+            place = (like, like + min(skipped, 1), skipped, first + skipped, first + self.number)
+            return np.array([*steps, *place], np.int64)
 
         begins = functions.weak(begun)
 
-        def start(_: tf.Tensor) -> tf.Tensor:
+        def start(number: tf.Tensor) -> tf.Tensor:
             return tf.ensure_shape(tf.numpy_function(begins, [], tf.int64), _BEGUN.shape)
 
         def of(begun: tf.Tensor) -> tf.data.Dataset:
-            # not `unstack`: TensorFlow's optimizer crashes where the number of repetitions is not an op's first output
-            first, skipped, parts, elements = (begun[place] for place in range(4))
+            numbers = tf.unstack(begun)
+            parts = native.EpochSteps(*numbers[:-_PLACE]).parts
+            like, behind_like, _, needed, end = numbers[-_PLACE:]
+            # not of `unstack`: TensorFlow's optimizer crashes where the number of repetitions is no op's first output
+            skipped = begun[2 - _PLACE]
 
             def batch(step: tf.Tensor) -> Any:
-                return read(*self._samples_of(step, parts, elements, begun[4:]), parts)
+                return tuple(tf.nest.flatten(read(*native.epoch_step(begun, step, self.rows), parts)))
 
-            def repeated(step: tf.Tensor) -> tf.data.Dataset:
-                return _as(spec, tf.data.Dataset.from_tensors(tuple(tf.nest.flatten(batch(step))))).repeat(skipped)
+            if _of_tensors(spec):  # traced once for both uses
+                batch = _traced(batch, [tf.TensorSpec([], tf.int64)])
 
-            # The last step may be smaller, and random numbers that are drawn behind for each sample would be others.
-            like = first + skipped - tf.cast(tf.equal(skipped, self.number - 1), tf.int64)
-            unneeded = _flat_mapped(tf.data.Dataset.range(like, like + tf.minimum(skipped, 1)), repeated, spec)
-            steps = tf.data.Dataset.range(first + skipped, first + self.number)
-            return unneeded.concatenate(_mapped(steps, batch, spec))
+            def repeated(*element: Any) -> tf.data.Dataset:
+                return _as(spec, tf.data.Dataset.from_tensors(tuple(tf.nest.flatten(element)))).repeat(skipped)
+
+            unneeded = _flat_mapped(_mapped(tf.data.Dataset.range(like, behind_like), batch, spec), repeated, spec)
+            return unneeded.concatenate(_mapped(tf.data.Dataset.range(needed, end), batch, spec))
 
         dataset = _flat_mapped(_mapped(tf.data.Dataset.range(1), start, _BEGUN), of, spec)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.number))
@@ -149,28 +161,6 @@ class Steps:
         if again is None or again.epoch != epoch:
             again = Again(epoch, 0, 0)
         return min(again.position + max(0, step - again.step) * self._batch_size * self._size, self._samples)
-
-    def _samples_of(
-        self, step: tf.Tensor, parts: tf.Tensor, elements: tf.Tensor, again: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Give the numbers and seeds of the samples of a step, which is counted through all epochs.
-
-        Args:
-            step: int64 [].
-            parts: of the order, int64 [].
-            elements: the number of this rank's samples in an epoch, int64 [].
-            again: the rest of `_BEGUN`, int64 [4].
-        """
-        epoch, of_epoch = step // self.number, step % self.number
-        is_again = tf.cast(tf.equal(epoch, again[0]), tf.int64)
-        before = is_again * again[2] - is_again * again[1] * self._batch_size * self._size
-        elements = is_again * again[3] + (1 - is_again) * elements
-        first = of_epoch * self._batch_size
-        count = self._batch_size if self._steps is not None else tf.minimum(first + self._batch_size, elements) - first
-        mine = (first + tf.range(count, dtype=tf.int64)) % elements
-        places = (before + mine * self._size + self._rank) % self._samples
-        numbers, seeds = native.epoch_order(places, self._seed, epoch, self._samples, parts, shuffle=self._shuffle)
-        return tf.ensure_shape(numbers, [self.rows]), tf.ensure_shape(seeds, [self.rows, 2])
 
     def _elements_of(self, parts: int) -> int:
         """Give the number of this rank's samples in an epoch."""
@@ -226,39 +216,41 @@ def _mapped(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], Any], spec
 
     Args:
         dataset: the data set.
-        function: gives a nest of the structure of spec; it has no control flow.
+        function: gives the tensors of spec in a row; it has no control flow. It may be traced already.
         spec: the nest of `TypeSpec` of the results.
     """
     if not _of_tensors(spec):
         return _as(spec, dataset.map(plain(function), num_parallel_calls=tf.data.AUTOTUNE))
-    traced = _traced(lambda element: tf.nest.flatten(function(element)), dataset.element_spec)
+    if not isinstance(function, tf.types.experimental.ConcreteFunction):
+        function = _traced(function, [dataset.element_spec])
     return _made(
-        tf.raw_ops.MapDataset, dataset, traced, spec, use_inter_op_parallelism=False, preserve_cardinality=True
+        tf.raw_ops.MapDataset, dataset, function, spec, use_inter_op_parallelism=False, preserve_cardinality=True
     )
 
 
-def _flat_mapped(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], tf.data.Dataset], spec: Any) -> Any:
-    """Make a data set of each element of a data set of single tensors, and give their elements one after the other.
+def _flat_mapped(dataset: tf.data.Dataset, function: Callable[..., tf.data.Dataset], spec: Any) -> Any:
+    """Make a data set of each element of a data set, and give their elements one after the other.
 
     Args:
         dataset: the data set.
-        function: gives a data set.
+        function: gives a data set; its arguments are the tensors of an element.
         spec: the nest of `TypeSpec` of its elements.
     """
     if not _of_tensors(spec):
         return dataset.flat_map(plain(function))
-    traced = _traced(lambda element: tf.data.experimental.to_variant(function(element)), dataset.element_spec)
+    specs = tf.nest.flatten(dataset.element_spec)
+    traced = _traced(lambda *element: tf.data.experimental.to_variant(function(*element)), specs)
     return _made(tf.raw_ops.FlatMapDataset, dataset, traced, spec)
 
 
-def _traced(function: Callable[[tf.Tensor], Any], spec: Any) -> Any:
+def _traced(function: Callable[..., Any], specs: Sequence[tf.TensorSpec]) -> Any:
     """Trace a function of a data set that runs as it is.
 
     TensorFlow optimizes other functions for each iterator again: 5 to 10 ms for a few ops, without a gain. It leaves a
     function alone that stays on the device of its data set, and this attribute says so.
     """
     attributes = {"experimental_ints_on_device": True}
-    return tf.function(function, autograph=False, experimental_attributes=attributes).get_concrete_function(spec)
+    return tf.function(function, autograph=False, experimental_attributes=attributes).get_concrete_function(*specs)
 
 
 def _made(op: Callable[..., tf.Tensor], dataset: tf.data.Dataset, function: Any, spec: Any, **more: Any) -> Any:

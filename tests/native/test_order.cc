@@ -115,5 +115,31 @@ TEST("an order of no samples, of no parts or at a position outside is refused") 
   CHECK_FAILS(order.NumberAt(-1, &number), Code::kInvalid, "position (-1)");
 }
 
+TEST("the steps of all ranks have each sample once, also where the rest of an epoch was divided again") {
+  for (int64_t size : {1, 2, 3, 5}) {
+    std::set<int64_t> seen;
+    for (int64_t rank = 0; rank < size; ++rank) {
+      // 60 samples; in epoch 1 the 30 at the end are divided again, by steps of 2 samples a rank, the last of 15 steps
+      const int64_t left = 30 / size, from = 15 - (left + 1) / 2;
+      EpochSteps steps = {15, 2, 0, 60, 1, rank, size, 3, 1, 30, 1, from, 30, 2 * from + left};
+      std::vector<int64_t> numbers;
+      std::vector<std::array<int32_t, 2>> seeds;
+      for (int64_t step = from; step < 15; ++step) {
+        CHECK_OK(SamplesOf(steps, 15 + step, &numbers, &seeds));
+        CHECK_EQ(numbers.size(), seeds.size());
+        for (int64_t number : numbers) CHECK(seen.insert(number).second);
+      }
+      CHECK_OK(SamplesOf(steps, 14, &numbers, &seeds));  // the last step of epoch 0
+      CHECK_EQ(numbers.size(), size_t{2});
+      steps.full = 1;
+      CHECK_OK(SamplesOf(steps, 15 + 14, &numbers, &seeds));
+      CHECK_EQ(numbers.size(), size_t{2});
+      steps.number = 0;
+      CHECK_FAILS(SamplesOf(steps, 0, &numbers, &seeds), Code::kInvalid, "number (0): must be at least 1");
+    }
+    CHECK_EQ(seen.size(), size_t{30});
+  }
+}
+
 }  // namespace
 }  // namespace hvd_ext

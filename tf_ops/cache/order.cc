@@ -21,6 +21,9 @@ uint64_t Mix(uint64_t x) {
 // The length of x in binary, 0 for 0.
 int Bits(uint64_t x) { return x == 0 ? 0 : 64 - __builtin_clzll(x); }
 
+// The remainder that has the sign of the divisor.
+int64_t Modulo(int64_t x, int64_t divisor) { return (x % divisor + divisor) % divisor; }
+
 }  // namespace
 
 Status EpochOrder::Make(int64_t seed, int64_t epoch, int64_t samples, int64_t parts, bool shuffle, EpochOrder* order) {
@@ -72,6 +75,32 @@ int64_t EpochOrder::Permuted(int64_t place) const {
     value = left << half_bits_ | right;
   } while (value >= length);
   return static_cast<int64_t>(value);
+}
+
+Status SamplesOf(const EpochSteps& steps, int64_t step, std::vector<int64_t>* numbers,
+                 std::vector<std::array<int32_t, 2>>* seeds) {
+  if (steps.number < 1) return Invalid("number (" + std::to_string(steps.number) + "): must be at least 1");
+  const int64_t of_epoch = Modulo(step, steps.number), epoch = (step - of_epoch) / steps.number;
+  EpochOrder order;
+  Status status = EpochOrder::Make(steps.seed, epoch, steps.samples, steps.parts, steps.shuffle != 0, &order);
+  if (!status.ok()) return status;
+  const bool again = epoch == steps.again_epoch;
+  const int64_t elements = again ? steps.again_elements : steps.elements;
+  const int64_t shift = again ? steps.again_position - steps.again_step * steps.batch_size * steps.size : 0;
+  const int64_t first = of_epoch * steps.batch_size;
+  int64_t end = first + steps.batch_size;
+  if (steps.full == 0 || elements < 1) end = std::min(end, elements);
+  numbers->clear();
+  seeds->clear();
+  for (int64_t mine = first; mine < end; ++mine) {
+    const int64_t position = Modulo(shift + mine % elements * steps.size + steps.rank, steps.samples);
+    int64_t number = 0;
+    status = order.NumberAt(position, &number);
+    if (!status.ok()) return status;
+    numbers->push_back(number);
+    seeds->push_back(order.SeedOf(number));
+  }
+  return Status::Ok();
 }
 
 }  // namespace hvd_ext

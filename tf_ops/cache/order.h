@@ -14,6 +14,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #include "base/status.h"
 
@@ -42,5 +43,24 @@ class EpochOrder {
   int half_bits_ = 1;
   std::array<uint64_t, kRounds> keys_{};
 };
+
+// The steps of one rank in each epoch. hvd_ext/data/native.py has the same fields in the same order.
+struct EpochSteps {
+  int64_t number;      // of steps in an epoch, at least 1
+  int64_t batch_size;  // of this rank
+  int64_t full;        // whether all batches are full: the rank's first samples come again behind its last one
+  int64_t samples, parts;
+  int64_t rank, size;
+  int64_t seed, shuffle;
+  int64_t elements;  // the number of this rank's samples in an epoch
+  // The epoch whose rest was divided among other ranks than its begin: its number, the step with which the rest begins,
+  // the position of that step, and the number of this rank's samples at its end. Before the rest come the steps of
+  // nobody.
+  int64_t again_epoch, again_step, again_position, again_elements;
+};
+
+// Sets the numbers and seeds of the samples of this rank in a step, which is counted through all epochs.
+Status SamplesOf(const EpochSteps& steps, int64_t step, std::vector<int64_t>* numbers,
+                 std::vector<std::array<int32_t, 2>>* seeds);
 
 }  // namespace hvd_ext

@@ -7,6 +7,7 @@ from typing import Any
 from hvd_ext.errors import InvalidError, MismatchError
 from hvd_ext.keras import base
 from hvd_ext.keras.callbacks.broadcast import check_steps
+from hvd_ext.keras.checkpoint.skipping import skips
 from hvd_ext.keras.optimizers import models
 from hvd_ext.tensorflow.collectives.objects import allgather_object
 from hvd_ext.tensorflow.gradients.round_flags import STOP_BIT, RoundFlags, partial_reducer
@@ -82,7 +83,7 @@ class StopTogether(base.Callback):
             if self._stop_asked:
                 self._flags.send(1)
             self.model.stop_training = bool(self._flags.received())
-        elif self._every and self._steps % self._every == 0:
+        elif self._every and self._steps % self._every == 0 and not skips(self.model):
             self._agree("is after")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

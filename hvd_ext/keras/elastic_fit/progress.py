@@ -155,8 +155,8 @@ def rates_of(model: Any) -> list[float | None]:
 
 def set_rates(model: Any, rates: list[float | None]) -> None:
     """Set the learning rates of a model's optimizers, in the order of `rates_of`."""
-    for variable, rate, now in zip(_rates(model), rates, rates_of(model), strict=True):
-        if variable is not None and rate is not None and rate != now:
+    for variable, rate in zip(_rates(model), rates, strict=True):
+        if variable is not None and rate is not None and rate != float(variable.numpy()):
             variable.assign(rate)
 
 

@@ -15,6 +15,7 @@ from hvd_ext.engine import libraries
 from hvd_ext.errors import InvalidError, NativeLibraryError
 
 SAMPLES = 40
+STEPS = native.EpochSteps(1, 1, 0, 1, 1, 0, 1, 0, 0, 1)
 NOTHING = np.array([], np.int64)
 
 
@@ -69,7 +70,7 @@ def test_a_status_of_the_store_becomes_an_exception():
 def test_shapes_are_known_in_graphs():
     @tf.function(input_signature=[tf.TensorSpec([6], tf.int64), tf.TensorSpec([None], tf.int64)])
     def trace(at, some):
-        order, seeds = native.epoch_order(at, 0, 0, 100, 1)
+        order, seeds = native.epoch_step(at, 0, 6)
         batch, missing, pending = native.lookup(1, at, [tf.uint8, tf.string], [12, 1])
         of_some, _, _ = native.lookup(1, some, [tf.uint8], [12])
         stored, contents = native.insert(1, at, batch), native.read_range("x")
@@ -83,19 +84,19 @@ def test_shapes_are_known_in_graphs():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("steps", "step", "words"),
     [
-        (([[0]], 0, 0, 1, 1), "vector|rank 1"),  # one word is of a graph's making, one of its run
-        (([1], 0, 0, 1, 1), r"position \(1\): must be in \[0, 1\)"),
-        (([-1], 0, 0, 9, 1), r"position \(-1\)"),
-        (([0], 0, 0, 0, 1), r"samples \(0\): must be at least 1"),
-        (([0], 0, 0, 1, 0), r"parts \(0\): must be at least 1"),
-        (([0], [0], 0, 1, 1), r"seed \(shape \[1\]\): must be a single number"),
+        ([[0]], 0, "vector|rank 1"),  # one word is of a graph's making, one of its run
+        ([1, 2], 0, r"steps \(\[2\]\): must have 14 numbers or more"),
+        (STEPS._replace(number=0), 0, r"number \(0\): must be at least 1"),
+        (STEPS._replace(samples=0), 0, r"samples \(0\): must be at least 1"),
+        (STEPS._replace(parts=0), 0, r"parts \(0\): must be at least 1"),
+        (STEPS, [0], r"step \(shape \[1\]\): must be a single number"),
     ],
 )
-def test_an_order_with_wrong_arguments_is_refused_in_words(arguments, words):
+def test_steps_with_wrong_numbers_are_refused_in_words(steps, step, words):
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=words):
-        native.epoch_order(*arguments)
+        native.epoch_step(tf.constant([*steps], tf.int64), tf.constant(step, tf.int64))
 
 
 def test_strings_that_are_not_there_are_empty_and_no_rows_are_no_rows(cache):

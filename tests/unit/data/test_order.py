@@ -47,18 +47,36 @@ def test_the_seed_of_a_sample_depends_on_seed_epoch_and_number_alone() -> None:
     assert not np.array_equal(order.seeds(np.arange(1000), seed=5, epoch=2), found)
 
 
-def test_the_op_gives_what_numpy_gives_also_in_functions_where_the_epoch_is_a_tensor() -> None:
+def test_the_op_gives_what_numpy_gives_also_in_functions() -> None:
     drawn = np.random.default_rng(5)
-    traced = tf.function(native.epoch_order, reduce_retracing=True)
-    for repetition in range(20):
-        samples, seed, epoch = (int(drawn.integers(1, top)) for top in (100_000, 1 << 62, 1000))
-        parts, shuffle = int(drawn.integers(1, min(samples, 64) + 1)), bool(drawn.integers(4))
-        places = drawn.integers(0, samples, 300)
-        op = native.epoch_order if repetition % 4 else traced
-        found, seeds = op(tf.constant(places), seed - 7, tf.constant(epoch, tf.int64), samples, parts, shuffle=shuffle)
-        wanted = numbers(places, samples, parts, seed - 7, epoch, shuffle)
+    traced = tf.function(native.epoch_step, reduce_retracing=True)
+    for repetition in range(40):
+        steps = drawn_steps(drawn)
+        epoch, of_epoch = int(drawn.integers(0, 3)), int(drawn.integers(0, steps.number))
+        again = epoch == steps.again_epoch
+        first = of_epoch * steps.batch_size
+        elements = steps.again_elements if again else steps.elements
+        end = first + steps.batch_size if steps.full and elements else min(first + steps.batch_size, elements)
+        mine = np.arange(first, max(first, end)) % max(1, elements)
+        shift = steps.again_position - steps.again_step * steps.batch_size * steps.size if again else 0
+        places = (shift + mine * steps.size + steps.rank) % steps.samples
+        wanted = numbers(places, steps.samples, steps.parts, steps.seed, epoch, bool(steps.shuffle))
+        op = native.epoch_step if repetition % 4 else traced
+        found, seeds = op(tf.constant([*steps, 7, 7], tf.int64), tf.constant(epoch * steps.number + of_epoch, tf.int64))
         np.testing.assert_array_equal(found, wanted)
-        np.testing.assert_array_equal(seeds, order.seeds(wanted, seed=seed - 7, epoch=epoch))
+        np.testing.assert_array_equal(seeds, order.seeds(wanted, seed=steps.seed, epoch=epoch))
+
+
+def drawn_steps(drawn: np.random.Generator) -> native.EpochSteps:
+    """Draw the steps of a rank."""
+    samples, seed = (int(drawn.integers(1, top)) for top in (100_000, 1 << 62))
+    size, batch_size, number = (int(drawn.integers(1, top)) for top in (9, 300, 100))
+    parts, rank = int(drawn.integers(1, min(samples, 64) + 1)), int(drawn.integers(size))
+    full, shuffle = int(drawn.integers(2)), int(drawn.integers(4) > 0)
+    elements, left = (int(each) for each in drawn.integers(0, max(1, samples // size), 2))
+    again = (int(drawn.integers(-1, 3)), int(drawn.integers(number)), int(drawn.integers(samples)), left)
+    begin = (number, batch_size, full, samples, parts, rank, size, seed - 7, shuffle, elements)
+    return native.EpochSteps(*begin, *again)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class Training:
         return [line for one in text.split("\n")[:-1] if name in (line := json.loads(one))]
 
     def reached(self, updates: int, size: int = 0) -> dict[str, Any]:
-        """Waits for an update, perhaps in a world of this size, which the job trains slowly to; gives the newest line."""
+        """Waits for an update, perhaps in a world of this size, until which the job is slow; gives the newest line."""
 
         def found() -> dict[str, Any] | None:
             assert self.process.poll() is None, self.output()

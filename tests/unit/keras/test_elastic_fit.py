@@ -9,6 +9,9 @@ import pytest
 import hvd_ext as hvd
 from hvd_ext.data.cursor import Again
 from hvd_ext.errors import InvalidError
+from hvd_ext.keras.callbacks import stopping
+from hvd_ext.keras.callbacks.stopping import StopTogether
+from hvd_ext.keras.checkpoint.skipping import Skipping
 from hvd_ext.keras.elastic_fit import progress as progresses
 from hvd_ext.keras.elastic_fit.calls import Calls
 from hvd_ext.keras.elastic_fit.carried import Part, _found
@@ -45,6 +48,27 @@ def test_without_a_supervisor_it_is_an_ordinary_fit():
     assert int(model.optimizer.iterations) == 12
     assert fit(model, lambda: (X, X[:, :1]), epochs=1, batch_size=8, validation_data=data).epoch == [0]
     assert int(model.optimizer.iterations) == 15
+
+
+def test_ranks_agree_on_nothing_in_batches_that_are_left_out(monkeypatch):
+    model, stop, agreed = compiled(), StopTogether(1), []
+    exchanged = stopping.allgather_object
+    monkeypatch.setattr(
+        stopping, "allgather_object", lambda *one, **named: agreed.append(one) or exchanged(*one, **named)
+    )
+    model.make_train_function()
+    stop.set_model(model)
+    stop.set_params({"steps": 9, "epochs": 1})
+    stop.on_train_begin()
+    stop.on_epoch_begin(0)
+    skipping = Skipping(model, 2, lambda iterator: None, reads=False)
+    del agreed[:]
+    for batch in range(3):
+        stop.on_train_batch_end(batch)
+    assert not agreed
+    skipping.drop()
+    stop.on_train_batch_end(3)
+    assert len(agreed) == 1
 
 
 @pytest.mark.parametrize(
