@@ -240,6 +240,9 @@ Successors& TheSuccessors() {
 void Engine::Succeed(int64_t stopped, int64_t channel) {
   Successors& successors = TheSuccessors();
   MutexLock lock(&successors.mutex);
+  for (auto& [_, last] : successors.by_stopped) {
+    if (last == stopped) last = channel;  // steps look once, however many worlds there were
+  }
   successors.by_stopped[stopped] = channel;
   successors.any = true;
 }
