@@ -67,7 +67,7 @@ def test_the_library_of_the_data_cache_exports_the_c_abi_and_what_its_ops_call_a
     assert [
         name
         for name in names
-        if not name.startswith(("hvd_ext_", "hvd_ext::FindStore(", "hvd_ext::EpochOrder::", *LOADS))
+        if not name.startswith(("hvd_ext_", "hvd_ext::FindStore(", "hvd_ext::SamplesOf(", *LOADS))
     ] == []
     needed = must_succeed(["readelf", "--dynamic", str(LIBRARIES / "libhvd_ext_cache.so")], RUN_LIMIT_S)
     assert "libc.so" in needed
