@@ -13,11 +13,12 @@ trained on, in whole numbers; at the end all ranks must have the same weights.
 - steps: steps with elastic=True and without, in turns, in one job.
 - restart: all workers and the supervisor are killed, and the job is started again from its newest checkpoint.
 
-Rows are added to the file, those of the same part replaced; earlier kills stay, and the table has the newest run.
+Rows are added to the file. The tables have the newest run of each part.
 """
 
 from __future__ import annotations
 
+import operator
 import os
 import random
 import statistics
@@ -56,14 +57,14 @@ LONG_UPDATES, LONG_EVERY, LONG_PAUSE_S = 10_000, 100, 0.15
 def markdown(result: dict[str, Any]) -> str:
     """Write the rows of a file as tables."""
     kills, restarts, grown, steps = list[Any](), list[Any](), list[Any](), list[Any]()
-    newest = max((row["run"] for row in result["rows"] if row["part"] == "kills"), default=0)
-    for hosts in dict.fromkeys(tuple(row["hosts"]) for row in result["rows"]):
+    newest = {row["part"]: row["run"] for row in sorted(result["rows"], key=operator.itemgetter("run"))}
+    shown = [row for row in result["rows"] if row["run"] == newest[row["part"]]]
+    for hosts in dict.fromkeys(tuple(row["hosts"]) for row in shown):
         name = " + ".join(map(str, hosts))
-        rows = [row for row in result["rows"] if tuple(row["hosts"]) == hosts]
+        rows = [row for row in shown if tuple(row["hosts"]) == hosts]
         for what in ("a worker", "a host"):
-            killed = [row for row in rows if row.get("killed") == what and row["run"] == newest]
-            lost = [row["lost_s"] for row in killed]
-            joins = [row["join_s"] for row in killed if row["join_s"] is not None]
+            lost = [row["lost_s"] for row in rows if row.get("killed") == what]
+            joins = [row["join_s"] for row in rows if row.get("killed") == what and row["join_s"] is not None]
             if lost:
                 join = _s(statistics.median(joins)) if joins else "-"
                 kills.append([name, what, str(len(lost)), _s(statistics.median(lost)), _s(max(lost)), join])
@@ -235,9 +236,7 @@ def main(arguments: Sequence[str]) -> None:
         rows = [row for hosts in clusters for row in measured(hosts)]
         found = results.result_of(run, rows, BENCHMARK)
         if path.exists():
-            before = results.load(path, BENCHMARK)
-            before["rows"] = [row for row in before["rows"] if row["part"] != part or part == "kills"]
-            found = results.joined(before, found)
+            found = results.joined(results.load(path, BENCHMARK), found)
         results.save(path, found)
     print(markdown(found))
 

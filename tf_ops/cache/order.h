@@ -53,9 +53,9 @@ struct EpochSteps {
   int64_t rank, size;
   int64_t seed, shuffle;
   int64_t elements;  // the number of this rank's samples in an epoch
-  // The epoch whose rest was divided among other ranks than its begin: its number, the step with which the rest begins,
-  // the position of that step, and the number of this rank's samples at its end. Before the rest come the steps of
-  // nobody.
+  // The epoch whose rest was divided among other ranks than its begin; -1: none. Its number; the step with which the
+  // rest begins, before which steps are left out; the position of that step in the order; and the number of this rank's
+  // samples at the end, counted as if it had had full batches before.
   int64_t again_epoch, again_step, again_position, again_elements;
 };
 

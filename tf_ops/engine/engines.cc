@@ -241,7 +241,7 @@ void Engine::Succeed(int64_t stopped, int64_t channel) {
   Successors& successors = TheSuccessors();
   MutexLock lock(&successors.mutex);
   for (auto& [_, last] : successors.by_stopped) {
-    if (last == stopped) last = channel;  // steps look once, however many worlds there were
+    if (last == stopped) last = channel;  // so each has its newest successor, which a step finds at once
   }
   successors.by_stopped[stopped] = channel;
   successors.any = true;
@@ -258,8 +258,8 @@ Status Engine::OfSuccessor(int64_t* channel, std::shared_ptr<Engine>* engine) {
   Successors& successors = TheSuccessors();
   if (successors.any) {
     MutexLock lock(&successors.mutex);
-    auto next = successors.by_stopped.find(*channel);
-    for (; next != successors.by_stopped.end(); next = successors.by_stopped.find(*channel)) *channel = next->second;
+    auto newest = successors.by_stopped.find(*channel);
+    if (newest != successors.by_stopped.end()) *channel = newest->second;
   }
   return OfChannel(*channel, engine);
 }
