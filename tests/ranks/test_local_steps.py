@@ -276,6 +276,22 @@ def test_a_checkpoint_goes_on_bit_for_bit(options: hvd.LocalSteps, codec: Any, t
         np.testing.assert_array_equal(array, saved, err_msg=name)
 
 
+@pytest.mark.parametrize("outer", [None, "nesterov"])
+def test_the_outer_step_under_way_ends_where_a_restored_job_has_no_overlap(outer: Any) -> None:
+    first, second = (model(hvd.LocalSteps(4, overlap=overlap, outer=outer)) for overlap in (3, 0))
+    fit(first)  # six updates: the outer step of the fourth one is under way
+    saved = first.optimizer._hvd_ext.reducer.sets[0].policy.save()
+    assert "fragment/0/change/0" in saved
+    second.optimizer._hvd_ext.reducer.restore({0: (saved, lambda: iter(hvd.allgather_object(saved)))})
+    x = batches(hvd.rank(), 4)
+    for trained in (first, second):
+        trained.fit(x, x, batch_size=4, verbose=0)  # in the first one it ends after the seventh update
+    of_first, of_second = (one.optimizer._hvd_ext.reducer.sets[0].policy.global_weights for one in (first, second))
+    assert_equal([one for _, one in of_second], [one.numpy() for _, one in of_first])
+    before = [saved[f"fragment/0/global/{number}"] for number in range(len(of_first))]
+    assert not any(np.array_equal(one.numpy(), old) for (_, one), old in zip(of_second, before, strict=True))
+
+
 def test_another_number_of_ranks_goes_on_from_the_global_weights_of_the_first(caplog: pytest.LogCaptureFixture) -> None:
     trained = model(hvd.LocalSteps(4), compression=hvd.TopK(0.1, min_elements=1))
     fit(trained)

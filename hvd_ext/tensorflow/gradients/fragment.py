@@ -1,6 +1,7 @@
 """A fragment: a part of the weights that local steps change, and its outer steps, which join what the hosts have made.
 
-Outer steps run eagerly, also where the training step is a graph, and may run in a thread beside it.
+The arithmetic of an outer step is part of the training step. The reduction runs in a Python function of the graph, where
+the hosts agree, and perhaps in a thread beside training.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from hvd_ext.errors import HvdExtError
 from hvd_ext.state import Arrays, Everyone
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import carried, kinds
-from hvd_ext.tensorflow.skipping import FiniteSteps
 
 if TYPE_CHECKING:
     from hvd_ext.options.local_steps import LocalSteps
@@ -100,38 +100,25 @@ class Fragment:
         return self._list is not None
 
     @ops.plain
-    def meet(self, begins: tf.Tensor, flushing: tf.Tensor, *weights: tf.Tensor) -> list[tf.Tensor]:
+    def meet(self, begins: tf.Tensor, flushing: tf.Tensor) -> None:
         """Join the other ranks if that is still due; then begin an outer step, or end the one under way.
 
         Args:
             begins: whether an outer step begins.
             flushing: whether one begins that ends at once, sends all residuals, and comes after the one under way.
-            weights: the values of the variables.
-
-        Returns:
-            Their new values.
 
         Raises:
-            HvdExtError: the mean change of the weights is not finite.
+            HvdExtError: the mean change of the weights is not finite. A running function raises TensorFlow's error.
             InvalidError, MismatchError: as `join`.
         """
-        own = list(weights)
-        if not self.join():
-            self._take_again()
-            return own
-        assert self._list is not None
-        if self._change is not None and (flushing or not begins):
-            own = self._end(own)
-        if flushing:
-            self._list.policy.flush(1)
-        if begins or flushing:
-            changes = [one.value - weight for one, weight in zip(self.global_weights, own, strict=True)]
-            if self._beside is not None and not flushing:
-                self._sent, self._change = own, self._beside.submit(self._mean, changes)
-                return own
-            self._sent, self._change = own, _done(self._mean(changes))
-            own = self._end(own)
-        return own
+        if self._beside is not None:
+            self._update(self._call(self._collect, [tf.logical_or(flushing, tf.logical_not(begins))], copies=2))
+        weights = [tf.convert_to_tensor(variable) for variable in self.variables]
+        changes = [one.value - weight for one, weight in zip(self.global_weights, weights, strict=True)]
+        if self._beside is None:
+            self._update(self._call(self._exchange, [begins, flushing, *changes], copies=1))
+        else:
+            self._update(self._call(self._exchange, [begins, flushing, *changes, *weights], copies=2))
 
     def wait(self) -> None:
         """Wait until the outer step under way has been reduced, or has failed."""
@@ -185,6 +172,8 @@ class Fragment:
                 for part in (_SENT, _CHANGE)
             )
             self._change = _done(change)
+            if self._beside is None:  # outer steps did overlap in the earlier job
+                self._update(self._collect(tf.constant(True)))
         if not same:
             self.give()
         layout = carried.under(_LAYOUT, arrays)
@@ -196,11 +185,42 @@ class Fragment:
                 residuals if same else None, lambda: (carried.under(_RESIDUALS, of_rank) for of_rank in everyone())
             )
 
+    def _exchange(self, begins: tf.Tensor, flushing: tf.Tensor, *tensors: tf.Tensor) -> list[Any]:
+        """Join the other ranks, and begin an outer step; with an executor it goes on beside training.
+
+        Args:
+            begins, flushing: see `meet`.
+            tensors: the changes of the weights; with an executor the weights too.
+
+        Returns:
+            Whether the outer step has ended; then the mean change, and the weights at its begin if they were given.
+        """
+        changes, weights = list(tensors[: len(self.variables)]), list(tensors[len(self.variables) :])
+        if not self.join():
+            self._take_again()
+        elif begins or flushing:
+            assert self._list is not None
+            if flushing:
+                self._list.policy.flush(1)
+            elif self._beside is not None:
+                self._sent, self._change = weights, self._beside.submit(self._mean, changes)
+                return [False, *tensors]
+            return [True, *self._mean(changes), *weights]
+        return [False, *tensors]
+
+    def _collect(self, ends: tf.Tensor) -> list[Any]:
+        """Wait for the outer step under way if it is to end; returns what `_exchange` does."""
+        if self._change is None or self._sent is None or not ends:
+            return [False, *(tf.zeros(0, kinds.dtype(one)) for one in self.variables * 2)]
+        sent, under_way, self._sent, self._change = self._sent, self._change, None, None
+        return [True, *under_way.result(), *sent]
+
     def _mean(self, changes: list[tf.Tensor]) -> list[tf.Tensor]:
         """Reduce changes of weights over all ranks."""
         step = self._reducer.begin(changes, self.variables)
         mean = step.reduce_all()
-        if not bool(FiniteSteps.are_finite(mean)) or (step.applies is not None and not bool(step.applies)):
+        finite = all(bool(np.isfinite(one.numpy()).all()) for one in mean)
+        if not finite or (step.applies is not None and not bool(step.applies)):
             raise HvdExtError(
                 f"{self._reducer.label}: the weights of some rank are not finite, so that they cannot be averaged; the "
                 "global weights are still those of the last outer step; look for NaN or infinity in the data and in "
@@ -208,21 +228,32 @@ class Fragment:
             )
         return mean
 
-    def _end(self, weights: list[tf.Tensor]) -> list[tf.Tensor]:
-        """End the outer step under way: update the global weights, and add what was changed since its begin."""
-        assert self._change is not None and self._sent is not None
-        sent, under_way, self._sent, self._change = self._sent, self._change, None, None
-        change = under_way.result()
-        if self._outer is None:
-            for one, mean in zip(self.global_weights, change, strict=True):
-                new = one.value - mean
-                one.assign(new if one.constraint is None else one.constraint(new))
-        else:
-            self._outer.apply(change, self.global_weights)
-        return [
-            tf.convert_to_tensor(one.value) if weight is before else one.value + (weight - before)
-            for one, weight, before in zip(self.global_weights, weights, sent, strict=True)
-        ]
+    def _call(self, function: Callable[..., list[Any]], given: list[tf.Tensor], *, copies: int) -> list[Any]:
+        """Call a function that exchanges, which returns `copies` values of each variable; in a graph, in each step."""
+        if tf.executing_eagerly():
+            return function(*given)
+        dtypes = [kinds.dtype(variable) for variable in self.variables] * copies
+        return list(tf.py_function(function, given, [tf.bool, *dtypes]))
+
+    def _update(self, result: list[Any]) -> None:
+        """If an outer step has ended: update the global weights, and add what was changed since its begin."""
+        count = len(self.variables)
+
+        def update() -> None:
+            shapes = [tuple(variable.shape) for variable in self.variables] * 2
+            values = [tf.ensure_shape(one, shape) for one, shape in zip(result[1:], shapes, strict=False)]
+            change, sent = values[:count], values[count:]
+            if self._outer is None:
+                for one, mean in zip(self.global_weights, change, strict=True):
+                    new = one.value - mean
+                    one.assign(new if one.constraint is None else one.constraint(new))
+            else:
+                self._outer.apply(change, self.global_weights)
+            for number, (one, variable) in enumerate(zip(self.global_weights, self.variables, strict=True)):
+                since = tf.convert_to_tensor(variable) - sent[number] if sent else 0
+                variable.assign(one.value + since)
+
+        ops.only_if(tf.ensure_shape(result[0], ()), update)
 
 
 def divided(variables: Sequence[Any], count: int) -> list[list[Any]]:

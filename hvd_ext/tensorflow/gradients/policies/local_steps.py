@@ -119,7 +119,7 @@ class LocalGradients(Policy):
             begins = tf.equal(local % every, offset)
             ends = tf.equal((local - overlap) % every, offset)  # if none is under way, nothing happens
             due = tf.logical_and(apart, tf.reduce_any(tf.stack([begins, ends, flushing, joins])))
-            meet = functools.partial(_meet, fragment, begins, flushing)
+            meet = functools.partial(fragment.meet, begins, flushing)
             ops.in_order(functools.partial(ops.only_if, due, meet))
         with tf.device("CPU:0"):
             self._flushing.assign(tf.logical_and(flushing, tf.logical_not(is_update)), read_value=False)
@@ -289,17 +289,6 @@ def of_variables(variables: Sequence[Any]) -> list[tuple[LocalGradients, list[tu
         if pairs:
             found.append((policy, pairs))
     return found
-
-
-def _meet(fragment: Fragment, begins: tf.Tensor, flushing: tf.Tensor) -> None:
-    """Let a fragment meet the other ranks in the step that runs, and give its variables their new values."""
-    weights = [tf.convert_to_tensor(variable) for variable in fragment.variables]
-    if tf.executing_eagerly():
-        new = fragment.meet(begins, flushing, *weights)
-    else:
-        new = tf.py_function(fragment.meet, [begins, flushing, *weights], [weight.dtype for weight in weights])
-    for variable, value, weight in zip(fragment.variables, new, weights, strict=True):
-        variable.assign(tf.ensure_shape(value, weight.shape))
 
 
 POLICY = LocalGradients
