@@ -1,7 +1,7 @@
 """A fragment: a part of the weights that local steps change, and its outer steps, which join what the hosts have made.
 
-The arithmetic of an outer step is part of the training step. The reduction runs in a Python function of the graph, where
-the hosts agree, and perhaps in a thread beside training.
+The arithmetic of an outer step is part of the training step. The reduction runs in a Python function of the graph,
+where the hosts agree, and perhaps in a thread beside training.
 """
 
 from __future__ import annotations
