@@ -172,14 +172,14 @@ def built(nvcc: str, architecture: str, clock: Clock) -> list[Phase]:
     """
     shutil.rmtree(BUILT, ignore_errors=True)
     BUILT.mkdir(parents=True)
-    kernels = sorted(str(path) for path in (ROOT / "tf_ops" / "kernels").glob("*.cu.cc"))
+    sources = sorted(str(path) for path in (ROOT / "tf_ops").glob("*/*.cu.cc"))
     program = ROOT / "tests" / "native" / "gpu" / "on_gpu.cu.cc"
     # The flags of tf_ops/CMakeLists.txt, for this GPU alone; -lineinfo lets compute-sanitizer name lines.
-    flags = ["-std=c++17", "-O3", "-cudart", "static", "-Xcompiler=-fPIC,-ffp-contract=off", "-lpthread"]
+    flags = ["-std=c++17", "-O3", "-fmad=false", "-cudart", "static", "-Xcompiler=-fPIC,-ffp-contract=off", "-lpthread"]
     flags += ["-lineinfo", "-Xptxas", "-v"]
     flags += ["-gencode", f"arch=compute_{architecture},code=sm_{architecture}", "-I", str(ROOT / "tf_ops")]
     more = {
-        "build library": ["--shared", "-x", "cu", "-o", str(LIBRARY), *kernels],
+        "build library": ["--shared", "-x", "cu", "-o", str(LIBRARY), *sources],
         "build program": [
             "-I",
             str(ROOT / "tests" / "native"),
@@ -188,7 +188,7 @@ def built(nvcc: str, architecture: str, clock: Clock) -> list[Phase]:
             "-o",
             str(PROGRAM),
             str(program),
-            *kernels,
+            *sources,
         ],
     }
     limit_s = clock.limit("build")

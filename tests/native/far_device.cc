@@ -51,6 +51,8 @@ class FarQueue : public Queue {
   int64_t Last() override { return device_->Last(number_); }
   bool Done(int64_t number) override { return device_->Done(number_, number); }
 
+  void Follow(void*) override {}  // it has no streams
+  void Lead(void*) override {}
   void Copy(void* to, const void* from, int64_t nbytes) override {
     Push({Writes(to, nbytes), Reads(from, nbytes)},
          [=] { std::memcpy(device_->At(to), device_->At(from), static_cast<size_t>(nbytes)); });

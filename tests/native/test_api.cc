@@ -23,7 +23,7 @@ int Open(int64_t engine, int64_t plan, int64_t* channel) {
   const char* names[] = {"a", "b", "c"};
   const int64_t elements[] = {2, 3, 4}, first[] = {2}, second[] = {1, 0};
   const HvdExtBucket buckets[] = {{0, 2, 0, plan, 0, 1, first, nullptr}, {1, -1, 1, plan, 8, 2, second, nullptr}};
-  const HvdExtChannel spec{"Adam", 3, names, elements, 2, buckets, nullptr};
+  const HvdExtChannel spec{"Adam", 3, names, elements, 2, buckets, nullptr, 0};
   return hvd_ext_channel_open(engine, &spec, channel);
 }
 

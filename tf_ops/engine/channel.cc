@@ -14,13 +14,14 @@ StepTimes TimesOf(const ChannelStep& step) { return {step.number, step.begin_s, 
 }  // namespace
 
 Channel::Channel(std::string name, std::vector<std::string> tensor_names, std::shared_ptr<const Layout> layout,
-                 int64_t lane, std::shared_ptr<StepGate> gate, Trace* trace)
+                 int64_t lane, std::shared_ptr<StepGate> gate, Trace* trace, bool on_device)
     : name_(std::move(name)),
       tensor_names_(std::move(tensor_names)),
       lane_(lane),
       gate_(std::move(gate)),
       trace_(trace),
-      has_density_(layout->has_sparse) {
+      has_density_(layout->has_sparse),
+      on_device_(on_device) {
   auto states = std::make_shared<BucketStates>(StatesOf(*layout));
   MutexLock lock(&mutex_);
   layout_ = std::move(layout);

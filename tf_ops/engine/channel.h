@@ -43,13 +43,14 @@ class Channel {
 
   // Throws std::bad_alloc. `layout` may have more tensors than the rank submits, after those of `tensor_names`.
   Channel(std::string name, std::vector<std::string> tensor_names, std::shared_ptr<const Layout> layout, int64_t lane,
-          std::shared_ptr<StepGate> gate, Trace* trace);
+          std::shared_ptr<StepGate> gate, Trace* trace, bool on_device = false);
 
   const std::string& name() const { return name_; }
   int64_t lane() const { return lane_; }
   StepGate* gate() const { return gate_.get(); }
   // Whether its steps have a density: its first layout had sparse buckets. A later one may have none.
   bool has_density() const { return has_density_; }
+  bool on_device() const { return on_device_; }  // ChannelSpec::on_device
   // Whether the layout of a step, or the one that the next step takes, uses the plan.
   bool Uses(const Plan* plan) const HVD_EXT_EXCLUDES(mutex_);
 
@@ -95,7 +96,7 @@ class Channel {
   bool Collect(int64_t tensor, int64_t ticket, Deliver deliver, Delivery* delivery) HVD_EXT_EXCLUDES(mutex_);
   // See Engine.
   Status GiveResult(int64_t tensor, const void* data, int64_t nbytes) HVD_EXT_EXCLUDES(mutex_);
-  // `result`: the bucket's reduced tensors, in the host's memory. Returns how many collects of the step have ended.
+  // `result`: the bucket's reduced tensors. Returns how many collects of the step have ended.
   int64_t EndRun(ChannelStep* step, int64_t bucket, const Status& status, std::shared_ptr<Buffer> result,
                  std::vector<Delivery>* ended) HVD_EXT_EXCLUDES(mutex_);
 
@@ -145,7 +146,7 @@ class Channel {
   const int64_t lane_;
   const std::shared_ptr<StepGate> gate_;
   Trace* const trace_;
-  const bool has_density_;
+  const bool has_density_, on_device_;
   const std::shared_ptr<SparseCounters> counters_ = std::make_shared<SparseCounters>();
   // Held while residuals are copied, which takes long, and to begin or end a step; taken before `mutex_`. So neither
   // submits nor the engine's thread wait for such a copy.

@@ -41,13 +41,13 @@ struct Core {
     CopyIn(buffer, offset, staged);
   }
 
-  // Where a run works, and where its result lies in the host's memory.
+  // Where a run works, and where its result lies: in the host's memory, or where it was made.
   struct Places {
-    std::shared_ptr<Buffer> buffer, result;
+    std::shared_ptr<Buffer> buffer, result;  // the same one where the result stays
   };
-  // Of a run in `buffer`, which lies on the device, or in the host's memory.
-  Places PlacesOf(std::shared_ptr<Buffer> buffer) {
-    if (device->IsHost()) return {buffer, buffer};
+  // Of a run in `buffer`, which lies on the device, or in the host's memory. `stays`: so does the result.
+  Places PlacesOf(std::shared_ptr<Buffer> buffer, bool stays = false) {
+    if (device->IsHost() || (stays && !buffer->OnHost())) return {buffer, buffer};
     const int64_t nbytes = buffer->nbytes();
     if (!buffer->OnHost()) return {std::move(buffer), std::make_shared<Buffer>(messages.Take(nbytes))};
     auto copy = std::make_shared<Buffer>(pool.Take(nbytes));

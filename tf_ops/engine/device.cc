@@ -11,6 +11,8 @@ class HostQueue : public Queue {
   int64_t Last() override { return 0; }
   bool Done(int64_t) override { return true; }
 
+  void Follow(void*) override {}
+  void Lead(void*) override {}
   void Copy(void* to, const void* from, int64_t nbytes) override {
     if (nbytes > 0) std::memcpy(to, from, static_cast<size_t>(nbytes));
   }

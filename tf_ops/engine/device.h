@@ -26,6 +26,11 @@ class Queue {
   virtual int64_t Last() = 0;
   virtual bool Done(int64_t number) = 0;
 
+  // What is queued here from now on comes after the work that is in a stream of the device now, and the other way
+  // around: the work that is put into the stream from now on comes after what is queued here now.
+  virtual void Follow(void* stream) = 0;
+  virtual void Lead(void* stream) = 0;
+
   // `to` and `from` are memory of the device, or of a BufferPool of messages.
   virtual void Copy(void* to, const void* from, int64_t nbytes) = 0;
   // As the kernels of these names. `data` is memory of the device, `message` of a BufferPool of messages.

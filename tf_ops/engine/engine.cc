@@ -272,6 +272,35 @@ Status Engine::Submit(int64_t channel, int64_t tensor, const void* data, int64_t
   return ready ? state_->PostReady(found) : Status::Ok();
 }
 
+const std::shared_ptr<Device>& Engine::device() const { return state_->core.device; }
+
+Status Engine::SubmitOnDevice(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, void* stream,
+                              int64_t* ticket) {
+  std::shared_ptr<Channel> found;
+  std::shared_ptr<ChannelStep> step;
+  std::shared_ptr<Buffer> buffer;
+  std::shared_ptr<Arriving> arriving;  // of no use: the copy has not begun when this returns
+  HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
+  if (!found->on_device()) return Invalid("submit to '" + found->name() + "': its tensors lie in the host's memory");
+  try {
+    HVD_EXT_RETURN_IF_ERROR(found->Reserve(tensor, nbytes, &state_->core.pool, &step, &buffer, &arriving));
+    *ticket = step->number;
+    Queue* inputs = state_->core.device->inputs();
+    inputs->Follow(stream);
+    inputs->Copy(buffer->data() + step->layout->place(tensor).offset_nbytes, data, nbytes);
+    inputs->Lead(stream);
+    buffer->NoteInput(inputs->Last());
+    if (arriving != nullptr) arriving->copied.fetch_add(nbytes, std::memory_order_release);
+  } catch (const std::bad_alloc&) {
+    return Internal("submit: no memory for a bucket of '" + found->name() + "'");
+  } catch (const std::exception& e) {
+    return Internal("submit to '" + found->name() + "': " + e.what());
+  }
+  bool ready = false;
+  HVD_EXT_RETURN_IF_ERROR(found->Arrive(step, tensor, &ready));
+  return ready || arriving != nullptr ? state_->PostReady(found) : Status::Ok();
+}
+
 Status Engine::State::PostReady(const std::shared_ptr<Channel>& channel) {
   return Post([this, channel] {
     AssertProgress();
@@ -297,6 +326,7 @@ Status Engine::GiveResult(int64_t channel, int64_t tensor, const void* data, int
   std::shared_ptr<Channel> found;
   HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
   HVD_EXT_RETURN_IF_ERROR(found->gate()->CheckGiveResult(found->name()));
+  if (found->on_device()) return Invalid("a result of '" + found->name() + "': its tensors lie on the device");
   return found->GiveResult(tensor, data, nbytes);
 }
 

@@ -97,9 +97,10 @@ Status CheckWire(const std::string& where, DType dtype, std::optional<DType> wir
 using Done = std::function<void(const Status&)>;
 // Keeps memory of the engine valid.
 using Memory = std::shared_ptr<const void>;
-// Ends a collect: `data` points to the reduced tensor, and is valid and the caller's own for as long as the caller
-// keeps `memory`, which holds the whole bucket; null unless ok. Called once, on the engine's thread or, where the
-// result is there or the collect is refused, on the caller's before Collect returns.
+// Ends a collect: `data` points to the reduced tensor, in memory of the device if the channel says so, and is valid and
+// the caller's own for as long as the caller keeps `memory`, which holds the whole bucket; null unless ok. Called once,
+// on the engine's thread or, where the result is there or the collect is refused, on the caller's before Collect
+// returns.
 using Deliver = std::function<void(const Status&, const void* data, const Memory& memory)>;
 // Ends an exchange with every rank's payload, by rank.
 using Exchanged = std::function<void(const Status&, const std::vector<std::string>& payloads)>;
@@ -172,7 +173,8 @@ class Engine {
   int rank() const;
   int size() const;
   int64_t generation() const;
-  const char* between() const;  // Transport::between_hosts
+  const char* between() const;                    // Transport::between_hosts
+  const std::shared_ptr<Device>& device() const;  // where buckets lie
 
   // Waits at most a few seconds for work under way, fails what is left with kStopped, tells the peers and joins the
   // thread. Returns true if this rank went down alone: work was cut off, or the transport was broken. Idempotent. May
@@ -220,12 +222,17 @@ class Engine {
   // makes progress does so during the copy, too.
   Status Submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket,
                 CallerProgress* progress = nullptr);
+  // The same for a tensor in memory of the engine's device, of a channel with `on_device`. The copy comes after the
+  // work that is in `stream` now, and what is put there from now on comes after the copy.
+  Status SubmitOnDevice(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, void* stream,
+                        int64_t* ticket);
   // Called once per tensor and step, also before the submit. Results of the last two steps are kept, older ones are
   // dropped.
   void Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver deliver);
 
   // The next collect of the tensor takes this value, whatever its step: of a channel whose user takes each result one
-  // step late, the result that an earlier job has not taken. Not of partial channels.
+  // step late, the result that an earlier job has not taken. Not of partial channels, and not of those with
+  // `on_device`.
   Status GiveResult(int64_t channel, int64_t tensor, const void* data, int64_t nbytes);
 
   // Of partial channels. A step without a gradient of this rank, whose round must be over; *ticket: for Collect.

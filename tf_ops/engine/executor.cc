@@ -302,7 +302,7 @@ void Executor::Finish(Segment* segment) const {
   char* data = DataOf(*segment, segment->begin);
   if (!segment->plan->rows.empty()) segment->open->codec->Finish(queue, data, segment->elements, transport_->size());
   if (run.divisor > 1) queue->Divide(run.dtype, data, run.divisor, segment->elements);
-  if (!device_->IsHost()) {
+  if (run.result != nullptr && run.result != run.buffer) {
     const int64_t nbytes_each = static_cast<int64_t>(SizeOf(run.dtype));
     queue->Copy(run.result->data() + segment->begin * nbytes_each, data, segment->elements * nbytes_each);
   }

@@ -49,7 +49,7 @@ struct Run {
   ReduceOp op = ReduceOp::kSum;  // what RECV_REDUCE does
   int64_t divisor = 1;           // each segment is divided by it when it has ended
   std::shared_ptr<Buffer> buffer;
-  std::shared_ptr<Buffer> result;  // in the host's memory; becomes a copy of the buffer where it is another one
+  std::shared_ptr<Buffer> result;            // becomes a copy of the buffer where it is another one; may be null
   std::shared_ptr<const Arriving> arriving;  // what is still copied into the buffer; a segment starts when it is there
   int64_t elements = 0;
   int64_t segment_nbytes = 0;               // 0: one segment

@@ -22,7 +22,7 @@ void Lanes::Start(const std::shared_ptr<Channel>& channel, Channel::Ready ready)
   run.wire = spec.wire;
   run.op = spec.op;
   run.divisor = spec.op == ReduceOp::kAverage ? core_->size : 1;
-  Core::Places places = core_->PlacesOf(std::move(ready.buffer));
+  Core::Places places = core_->PlacesOf(std::move(ready.buffer), channel->on_device());
   run.buffer = std::move(places.buffer);
   run.result = places.result;
   run.arriving = std::move(ready.arriving);

@@ -99,6 +99,7 @@ Status Registry::CheckPartial(const ChannelSpec& spec) const {
   for (const BucketSpec& bucket : spec.buckets) {
     if (bucket.sparse) return Invalid(where + "a round that does not wait for all ranks can have no sparse bucket");
   }
+  if (spec.on_device) return Invalid(where + "a round that does not wait for all ranks keeps its results on the host");
   return Status::Ok();
 }
 
@@ -139,7 +140,7 @@ Status Registry::OpenChannel(const ChannelSpec& given, int64_t* handle) {
   }
   try {
     opened = std::make_shared<Channel>(given.name, given.tensor_names, std::move(layout), lane, std::move(gate),
-                                       &core_->trace);
+                                       &core_->trace, given.on_device);
   } catch (const std::bad_alloc&) {
     return Internal("open of a channel: no memory for the residuals of its sparse buckets");
   }

@@ -1,13 +1,19 @@
 // From a dtype to the C++ type of its elements.
 #pragma once
 
+#include <cstdio>
+#include <cstdlib>
+
 #include "kernels/half.h"
 #include "kernels/reduce.h"
 
 namespace hvd_ext {
 
 // Ends the process: `what` cannot be done with the dtype.
-[[noreturn]] void Refuse(const char* what, DType dtype);
+[[noreturn]] inline void Refuse(const char* what, DType dtype) {
+  std::fprintf(stderr, "hvd_ext: %s %d: a bug, callers must refuse it\n", what, static_cast<int>(dtype));
+  std::abort();
+}
 
 // Calls body(T()) for the type T of a floating-point dtype's elements. For other dtypes the process is ended, with the
 // words `what`.

@@ -21,6 +21,13 @@ void Launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStre
   // clang-format on
 }
 
+// Of kernels whose threads do not meet.
+template <typename... Parameters, typename... Arguments>
+void LaunchApart(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t stream,
+                 Arguments... arguments) {
+  Launch(kernel, blocks, threads, stream, arguments...);
+}
+
 // Loads and stores of memory that other blocks write during the kernel. They bypass the caches of the multiprocessor.
 template <typename Word>
 __device__ inline Word LoadNow(const Word* word) {

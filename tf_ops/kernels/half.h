@@ -5,22 +5,29 @@
 #include <cstdint>
 #include <cstring>
 
+// Of functions that kernels for GPUs call too.
+#ifdef __CUDACC__
+#define HVD_EXT_ANYWHERE __host__ __device__
+#else
+#define HVD_EXT_ANYWHERE
+#endif
+
 namespace hvd_ext {
 
-inline uint32_t BitsOf(float value) {
+HVD_EXT_ANYWHERE inline uint32_t BitsOf(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
 
-inline float FloatOf(uint32_t bits) {
+HVD_EXT_ANYWHERE inline float FloatOf(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));
   return value;
 }
 
 // condition ? a : b, in a form that the compiler does not turn into a branch, which would keep a loop from vectorising.
-inline uint32_t Select(bool condition, uint32_t a, uint32_t b) {
+HVD_EXT_ANYWHERE inline uint32_t Select(bool condition, uint32_t a, uint32_t b) {
   uint32_t mask = 0u - static_cast<uint32_t>(condition);
   return (a & mask) | (b & ~mask);
 }
@@ -33,9 +40,9 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-inline float ToFloat(BFloat16 x) { return FloatOf(uint32_t{x.bits} << 16); }
+HVD_EXT_ANYWHERE inline float ToFloat(BFloat16 x) { return FloatOf(uint32_t{x.bits} << 16); }
 
-inline float ToFloat(Float16 x) {
+HVD_EXT_ANYWHERE inline float ToFloat(Float16 x) {
   const uint32_t rebias = (127u - 15u) << 23;
   uint32_t magnitude = (x.bits & 0x7fffu) << 13;
   uint32_t exponent = magnitude & (0x1fu << 23);
@@ -50,14 +57,14 @@ inline float ToFloat(Float16 x) {
 
 // Both conversions round to nearest, ties to even. A value that is too large becomes infinity, and a NaN becomes a
 // quiet NaN of the same sign.
-inline BFloat16 ToBFloat16(float value) {
+HVD_EXT_ANYWHERE inline BFloat16 ToBFloat16(float value) {
   uint32_t bits = BitsOf(value);
   uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   uint32_t nan = ((bits >> 16) & 0x8000u) | 0x7fc0u;
   return {static_cast<uint16_t>(Select((bits & 0x7fffffffu) > 0x7f800000u, nan, rounded))};
 }
 
-inline Float16 ToFloat16(float value) {
+HVD_EXT_ANYWHERE inline Float16 ToFloat16(float value) {
   uint32_t sign = BitsOf(value) & 0x80000000u;
   uint32_t magnitude = BitsOf(value) ^ sign;
   // The addition does the rounding: the last bit of a float32 near 0.5 is 2^-24, which is the unit of denormal halves.
@@ -72,12 +79,12 @@ inline Float16 ToFloat16(float value) {
 }
 
 // The value of an element of any dtype of floating point, which float64 holds exactly.
-inline double Wide(float x) { return x; }
-inline double Wide(double x) { return x; }
-inline double Wide(Float16 x) { return ToFloat(x); }
-inline double Wide(BFloat16 x) { return ToFloat(x); }
+HVD_EXT_ANYWHERE inline double Wide(float x) { return x; }
+HVD_EXT_ANYWHERE inline double Wide(double x) { return x; }
+HVD_EXT_ANYWHERE inline double Wide(Float16 x) { return ToFloat(x); }
+HVD_EXT_ANYWHERE inline double Wide(BFloat16 x) { return ToFloat(x); }
 
-inline void FromFloat(float value, Float16* x) { *x = ToFloat16(value); }
-inline void FromFloat(float value, BFloat16* x) { *x = ToBFloat16(value); }
+HVD_EXT_ANYWHERE inline void FromFloat(float value, Float16* x) { *x = ToFloat16(value); }
+HVD_EXT_ANYWHERE inline void FromFloat(float value, BFloat16* x) { *x = ToBFloat16(value); }
 
 }  // namespace hvd_ext

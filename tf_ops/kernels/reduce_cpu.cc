@@ -1,84 +1,35 @@
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <iterator>
-#include <limits>
 #include <type_traits>
 
 #include "kernels/dtypes.h"
+#include "kernels/each.h"
 #include "kernels/f16c.h"
-#include "kernels/half.h"
 #include "kernels/reduce.h"
 #include "kernels/wide.h"
 
 namespace hvd_ext {
 namespace {
 
-template <typename T>
-constexpr bool kIsHalf = std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>;
-
-// Of two values a minimum or a maximum chooses the same one whatever their order, so that ranks which combine them in
-// opposite orders agree.
-template <ReduceOp op, typename T>
-HVD_EXT_ALWAYS T Combined(T a, T b) {
-  if constexpr (op == ReduceOp::kSum) return a + b;
-  if constexpr (op == ReduceOp::kProduct) return a * b;
-  if constexpr (std::is_floating_point_v<T>) {
-    if (a != a || b != b) return std::numeric_limits<T>::quiet_NaN();
-    if (a == b) return std::signbit(a) == (op == ReduceOp::kMin) ? a : b;  // only zeros can be equal and differ in sign
-  }
-  return (op == ReduceOp::kMin) == (a < b) ? a : b;
-}
-
-// Halves take many instructions each, and wide vectors make them as fast as memory.
-template <ReduceOp op, typename T>
-HVD_EXT_ALWAYS void CombineLoop(T* accumulator, const T* x, int64_t elements) {
-  for (int64_t i = 0; i < elements; ++i) {
-    if constexpr (kIsHalf<T>) {
-      FromFloat(Combined<op>(ToFloat(accumulator[i]), ToFloat(x[i])), &accumulator[i]);
-    } else {
-      accumulator[i] = Combined<op>(accumulator[i], x[i]);
-    }
-  }
-}
-
-template <typename T>
-HVD_EXT_ALWAYS void DivideLoop(T* data, int64_t divisor, int64_t elements) {
-  const float float_divisor = static_cast<float>(divisor);
-  for (int64_t i = 0; i < elements; ++i) {
-    if constexpr (kIsHalf<T>) {
-      FromFloat(ToFloat(data[i]) / float_divisor, &data[i]);
-    } else if constexpr (std::is_floating_point_v<T>) {
-      data[i] /= static_cast<T>(divisor);
-    } else {
-      data[i] = static_cast<T>(data[i] / divisor);
-    }
-  }
-}
-
 #if defined(__x86_64__)
 HVD_EXT_F16C void AddF16C(Float16* accumulator, const Float16* x, int64_t elements) {
   int64_t i = 0;
   for (; i + 8 <= elements; i += 8) Store8(accumulator + i, _mm256_add_ps(Load8(accumulator + i), Load8(x + i)));
-  CombineLoop<ReduceOp::kSum>(accumulator + i, x + i, elements - i);
+  EachLoop(CombineEach<ReduceOp::kSum, Float16>{accumulator + i, x + i}, elements - i);
 }
 
 HVD_EXT_F16C void DivideF16C(Float16* data, int64_t divisor, int64_t elements) {
   const __m256 divisors = _mm256_set1_ps(static_cast<float>(divisor));
   int64_t i = 0;
   for (; i + 8 <= elements; i += 8) Store8(data + i, _mm256_div_ps(Load8(data + i), divisors));
-  DivideLoop(data + i, divisor, elements - i);
+  EachLoop(DivideEach<Float16>{data + i, divisor}, elements - i);
 }
 #endif
 
 template <ReduceOp op>
 void CombineAs(const char* what, DType dtype, void* accumulator, const void* x, int64_t elements) {
   WithNumber(what, dtype, [&](auto zero) {
-    using Element = decltype(zero);
-    // Sums and products of integers are unsigned, because signed overflow is undefined.
-    constexpr bool kWraps = std::is_integral_v<Element> && (op == ReduceOp::kSum || op == ReduceOp::kProduct);
-    using T = typename std::conditional_t<kWraps, std::make_unsigned<Element>, std::common_type<Element>>::type;
+    using T = Combinable<op, decltype(zero)>;
     T* to = static_cast<T*>(accumulator);
     const T* from = static_cast<const T*>(x);
 #if defined(__x86_64__)
@@ -86,7 +37,8 @@ void CombineAs(const char* what, DType dtype, void* accumulator, const void* x, 
       if (kF16C) return AddF16C(to, from, elements);
     }
 #endif
-    Widely<CombineLoop<op, T>>(to, from, elements);
+    using Each = CombineEach<op, T>;
+    Widely<EachLoop<Each>>(Each{to, from}, elements);
   });
 }
 
@@ -100,12 +52,6 @@ constexpr DTypeFacts kDTypes[] = {{"float32", 4}, {"float64", 8}, {"float16", 2}
 constexpr const char* kOpNames[] = {"sum", "average", "minimum", "maximum", "product"};
 
 }  // namespace
-
-void Refuse(const char* what, DType dtype) {
-  std::fprintf(stderr, "hvd_ext: %s %s (%d): a bug, callers must refuse it\n", what, NameOf(dtype),
-               static_cast<int>(dtype));
-  std::abort();
-}
 
 const char* NameOf(ReduceOp op) {
   const size_t number = static_cast<size_t>(op);
@@ -162,7 +108,8 @@ void Divide(DType dtype, void* data, int64_t divisor, int64_t elements) {
       if (kF16C) return DivideF16C(static_cast<Float16*>(data), divisor, elements);
     }
 #endif
-    Widely<DivideLoop<T>>(static_cast<T*>(data), divisor, elements);
+    using Each = DivideEach<T>;
+    Widely<EachLoop<Each>>(Each{static_cast<T*>(data), divisor}, elements);
   });
 }
 

@@ -2,81 +2,34 @@
 #include <type_traits>
 
 #include "kernels/dtypes.h"
+#include "kernels/each.h"
 #include "kernels/f16c.h"
-#include "kernels/half.h"
 #include "kernels/reduce.h"
 #include "kernels/wide.h"
 
 namespace hvd_ext {
 namespace {
 
-// The products with a power of two are exact, except below float32's least normal number, which a half rounds to 0.
-// bfloat16 has float32's range: nothing is multiplied, and numbers below the least normal one keep their bits.
-template <typename Half>
-HVD_EXT_ALWAYS float Times(float x, float factor) {
-  return std::is_same_v<Half, Float16> ? x * factor : x;
-}
-
-// Each struct is what one kernel does to element i, so that one function (Loop) chooses the instructions for all
-// kernels. `up` is the scale, `down` is 1 / scale.
-template <typename Half>
-struct NarrowEach {
-  Half* __restrict to;
-  float* __restrict x;
-  float down, up;
-  HVD_EXT_ALWAYS void operator()(int64_t i) const {
-    FromFloat(Times<Half>(x[i], down), &to[i]);
-    x[i] = Times<Half>(ToFloat(to[i]), up);
-  }
-};
-
-template <typename Half>
-struct WidenEach {
-  float* __restrict to;
-  const Half* __restrict x;
-  float up;
-  HVD_EXT_ALWAYS void operator()(int64_t i) const { to[i] = Times<Half>(ToFloat(x[i]), up); }
-};
-
-template <typename Half>
-struct AddEach {
-  float* __restrict to;
-  const Half* __restrict x;
-  float up;
-  HVD_EXT_ALWAYS void operator()(int64_t i) const { to[i] += Times<Half>(ToFloat(x[i]), up); }
-};
-
-template <typename Half>
-struct RoundEach {
-  float* x;
-  float down, up;
-  HVD_EXT_ALWAYS void operator()(int64_t i) const {
-    Half half;
-    FromFloat(Times<Half>(x[i], down), &half);
-    x[i] = Times<Half>(ToFloat(half), up);
-  }
-};
-
 #if defined(__x86_64__)
 HVD_EXT_F16C inline __m256 Times8(__m256 x, float factor) { return _mm256_mul_ps(x, _mm256_set1_ps(factor)); }
 
 HVD_EXT_F16C inline void Eight(const NarrowEach<Float16>& each, int64_t i) {
-  Store8(each.to + i, Times8(_mm256_loadu_ps(each.x + i), each.down));
-  _mm256_storeu_ps(each.x + i, Times8(Load8(each.to + i), each.up));
+  Store8(each.to + i, Times8(_mm256_loadu_ps(each.x + i), each.scale.down));
+  _mm256_storeu_ps(each.x + i, Times8(Load8(each.to + i), each.scale.up));
 }
 
 HVD_EXT_F16C inline void Eight(const WidenEach<Float16>& each, int64_t i) {
-  _mm256_storeu_ps(each.to + i, Times8(Load8(each.x + i), each.up));
+  _mm256_storeu_ps(each.to + i, Times8(Load8(each.x + i), each.scale.up));
 }
 
 HVD_EXT_F16C inline void Eight(const AddEach<Float16>& each, int64_t i) {
-  __m256 sum = _mm256_add_ps(_mm256_loadu_ps(each.to + i), Times8(Load8(each.x + i), each.up));
+  __m256 sum = _mm256_add_ps(_mm256_loadu_ps(each.to + i), Times8(Load8(each.x + i), each.scale.up));
   _mm256_storeu_ps(each.to + i, sum);
 }
 
 HVD_EXT_F16C inline void Eight(const RoundEach<Float16>& each, int64_t i) {
-  __m128i halves = _mm256_cvtps_ph(Times8(_mm256_loadu_ps(each.x + i), each.down), _MM_FROUND_TO_NEAREST_INT);
-  _mm256_storeu_ps(each.x + i, Times8(_mm256_cvtph_ps(halves), each.up));
+  __m128i halves = _mm256_cvtps_ph(Times8(_mm256_loadu_ps(each.x + i), each.scale.down), _MM_FROUND_TO_NEAREST_INT);
+  _mm256_storeu_ps(each.x + i, Times8(_mm256_cvtph_ps(halves), each.scale.up));
 }
 
 template <typename Each>
@@ -86,11 +39,6 @@ HVD_EXT_F16C void LoopF16C(Each each, int64_t elements) {
   for (; i < elements; ++i) each(i);
 }
 #endif
-
-template <typename Each>
-HVD_EXT_ALWAYS void EachLoop(Each each, int64_t elements) {
-  for (int64_t i = 0; i < elements; ++i) each(i);
-}
 
 template <template <typename> class Each, typename Half>
 void Loop(Each<Half> each, int64_t elements) {
@@ -111,26 +59,26 @@ bool IsWire(DType wire) { return wire == DType::kFloat16 || wire == DType::kBFlo
 void Narrow(DType wire, void* to, float* x, int64_t elements, float scale) {
   WithHalf(kNoWire, wire, [&](auto half) {
     using Half = decltype(half);
-    Loop(NarrowEach<Half>{static_cast<Half*>(to), x, 1 / scale, scale}, elements);
+    Loop(NarrowEach<Half>{static_cast<Half*>(to), x, Scale(scale)}, elements);
   });
 }
 
 void Widen(DType wire, float* to, const void* x, int64_t elements, float scale) {
   WithHalf(kNoWire, wire, [&](auto half) {
     using Half = decltype(half);
-    Loop(WidenEach<Half>{to, static_cast<const Half*>(x), scale}, elements);
+    Loop(WidenEach<Half>{to, static_cast<const Half*>(x), Scale(scale)}, elements);
   });
 }
 
 void AddWidened(DType wire, float* accumulator, const void* x, int64_t elements, float scale) {
   WithHalf(kNoWire, wire, [&](auto half) {
     using Half = decltype(half);
-    Loop(AddEach<Half>{accumulator, static_cast<const Half*>(x), scale}, elements);
+    Loop(AddEach<Half>{accumulator, static_cast<const Half*>(x), Scale(scale)}, elements);
   });
 }
 
 void Round(DType wire, float* x, int64_t elements, float scale) {
-  WithHalf(kNoWire, wire, [&](auto half) { Loop(RoundEach<decltype(half)>{x, 1 / scale, scale}, elements); });
+  WithHalf(kNoWire, wire, [&](auto half) { Loop(RoundEach<decltype(half)>{x, Scale(scale)}, elements); });
 }
 
 }  // namespace hvd_ext

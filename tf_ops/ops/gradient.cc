@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/device.h"
 #include "engine/engine.h"
 #include "ops/pending.h"
 #include "ops/status.h"
@@ -23,6 +24,7 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/platform/stream_executor.h"
 
 namespace hvd_ext {
 namespace {
@@ -246,6 +248,13 @@ class EndStepOp : public ChannelOp<OpKernel> {
   }
 };
 
+// The stream of the GPU on which an op runs; null on the CPU.
+void* StreamOf(OpKernelContext* context) {
+  auto* device = context->op_device_context();
+  return device == nullptr || device->stream() == nullptr ? nullptr
+                                                          : device->stream()->platform_specific_handle().stream;
+}
+
 std::vector<Tensor> InputsOf(OpKernelContext* context) {
   std::vector<Tensor> inputs;
   for (int i = 0; i < context->num_inputs(); ++i) inputs.push_back(context->input(i));
@@ -253,11 +262,14 @@ std::vector<Tensor> InputsOf(OpKernelContext* context) {
 }
 
 Status SubmitAll(Engine* engine, int64_t channel, const std::vector<int64_t>& tensors,
-                 const std::vector<Tensor>& gradients, int64_t* ticket, Engine::CallerProgress* progress = nullptr) {
+                 const std::vector<Tensor>& gradients, void* stream, int64_t* ticket,
+                 Engine::CallerProgress* progress = nullptr) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto bytes = gradients[i].tensor_data();
-    HVD_EXT_RETURN_IF_ERROR(
-        engine->Submit(channel, tensors[i], bytes.data(), static_cast<int64_t>(bytes.size()), ticket, progress));
+    const int64_t nbytes = static_cast<int64_t>(bytes.size());
+    HVD_EXT_RETURN_IF_ERROR(stream == nullptr
+                                ? engine->Submit(channel, tensors[i], bytes.data(), nbytes, ticket, progress)
+                                : engine->SubmitOnDevice(channel, tensors[i], bytes.data(), nbytes, stream, ticket));
   }
   return Status::Ok();
 }
@@ -274,7 +286,8 @@ class SubmitOp : public ChannelOp<OpKernel> {
     std::shared_ptr<Engine> engine;
     int64_t channel = channel_, ticket = 0;
     OP_REQUIRES_OK(context, ToTensorFlow(Engine::OfSuccessor(&channel, &engine)));
-    OP_REQUIRES_OK(context, ToTensorFlow(SubmitAll(engine.get(), channel, tensors_, InputsOf(context), &ticket)));
+    OP_REQUIRES_OK(context, ToTensorFlow(SubmitAll(engine.get(), channel, tensors_, InputsOf(context),
+                                                   StreamOf(context), &ticket)));
     Tensor* output = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
     output->scalar<int64_t>()() = ticket;
@@ -310,13 +323,17 @@ struct Wanted {
 };
 
 // Gives an output of an op. A large result stays where it is, and TensorFlow owns the bucket's memory as long as it
-// keeps the result. What a GPU reads is copied to where TensorFlow wants it.
-void Give(OpKernelContext* context, size_t index, const TensorShape& shape, const void* data, const Memory& memory) {
+// keeps the result. What a GPU reads is copied to where TensorFlow wants it: TensorFlow's kernels may read it after the
+// tensor is gone.
+void Give(Device* device, OpKernelContext* context, size_t index, const TensorShape& shape, const void* data,
+          const Memory& memory) {
   const int output_index = static_cast<int>(index);
   const tensorflow::DataType dtype = context->expected_output_dtype(output_index);
   const int64_t nbytes = shape.num_elements() * tensorflow::DataTypeSize(dtype);
   const bool aligned = reinterpret_cast<uintptr_t>(data) % EIGEN_MAX_ALIGN_BYTES == 0;
-  if (nbytes >= kKeptNbytes && aligned && !context->output_alloc_attr(output_index).gpu_compatible()) {
+  void* stream = StreamOf(context);
+  if (stream == nullptr && nbytes >= kKeptNbytes && aligned &&
+      !context->output_alloc_attr(output_index).gpu_compatible()) {
     auto* kept = new Kept(const_cast<void*>(data), static_cast<size_t>(nbytes), memory);
     context->set_output(output_index, Tensor(dtype, shape, kept));
     kept->Unref();
@@ -326,7 +343,19 @@ void Give(OpKernelContext* context, size_t index, const TensorShape& shape, cons
   const absl::Status allocated = context->allocate_output(output_index, shape, &output);
   if (!allocated.ok()) return context->SetStatus(allocated);  // OP_REQUIRES_OK aborts in an asynchronous op
   const auto bytes = output->tensor_data();
-  if (!bytes.empty()) std::memcpy(const_cast<char*>(bytes.data()), data, bytes.size());
+  char* to = const_cast<char*>(bytes.data());
+  if (stream == nullptr) {
+    if (!bytes.empty()) std::memcpy(to, data, bytes.size());
+    return;
+  }
+  try {
+    Queue* queue = device->inputs();
+    queue->Follow(stream);
+    queue->Copy(to, data, nbytes);
+    queue->Lead(stream);
+  } catch (const std::exception& e) {
+    context->SetStatus(absl::InternalError(e.what()));
+  }
 }
 
 // Ends an op when all that it wants of a step is there. Returns whether that is so, which callbacks set.
@@ -339,17 +368,18 @@ std::shared_ptr<std::atomic<bool>> CollectOutputs(Engine* engine, int64_t channe
   };
   auto left = std::make_shared<Left>();
   left->results = static_cast<int64_t>(wanted->tensors.size());
+  const std::shared_ptr<Device> device = engine->device();
   const auto end = [pending, left](const Status& status) {
     left->ended = true;
     pending->End(status);
   };
   for (size_t i = 0; i < wanted->tensors.size(); ++i) {
-    engine->Collect(channel, wanted->tensors[i], ticket,
-                    [=](const Status& status, const void* data, const Memory& memory) {
-                      if (!status.ok()) return end(status);
-                      pending->While([&](OpKernelContext* c) { Give(c, i, wanted->shapes[i], data, memory); });
-                      if (left->results.fetch_sub(1) == 1) end(status);
-                    });
+    engine->Collect(
+        channel, wanted->tensors[i], ticket, [=](const Status& status, const void* data, const Memory& memory) {
+          if (!status.ok()) return end(status);
+          pending->While([&](OpKernelContext* c) { Give(device.get(), c, i, wanted->shapes[i], data, memory); });
+          if (left->results.fetch_sub(1) == 1) end(status);
+        });
   }
   return {left, &left->ended};
 }
@@ -406,14 +436,15 @@ class ReduceStepOp : public ChannelOp<tensorflow::AsyncOpKernel> {
     auto wanted = std::make_shared<Wanted>(Wanted{tensors_, {}});
     for (const Tensor& gradient : gradients) wanted->shapes.push_back(gradient.shape());
     const auto pending = Pending::Begin(context, std::move(done));
-    RunBegin(channel_, [channel = channel_, pending, wanted, gradients]() mutable {
+    void* stream = StreamOf(context);
+    RunBegin(channel_, [channel = channel_, pending, wanted, gradients, stream]() mutable {
       std::shared_ptr<Engine> engine;
       Status status = Engine::OfStep(&channel, &engine);
       if (status.ok()) status = engine->BeginStep(channel);
       if (!status.ok()) return pending->End(status);
       Engine::CallerProgress progress(engine.get());
       int64_t ticket = 0;
-      status = SubmitAll(engine.get(), channel, wanted->tensors, gradients, &ticket, &progress);
+      status = SubmitAll(engine.get(), channel, wanted->tensors, gradients, stream, &ticket, &progress);
       if (!status.ok()) return pending->End(status);
       const auto ended = CollectOutputs(engine.get(), channel, pending, wanted, ticket);
       progress.Until(*ended, kMostProgress_s);
@@ -442,6 +473,10 @@ REGISTER_KERNEL_BUILDER(Name("HvdExt>EndStep").Device(tensorflow::DEVICE_CPU), E
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Submit").Device(tensorflow::DEVICE_CPU), SubmitOp);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Collect").Device(tensorflow::DEVICE_CPU), CollectOp);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>ReduceStep").Device(tensorflow::DEVICE_CPU), ReduceStepOp);
+// On a GPU, for channels with `on_device`: nothing of a gradient goes through TensorFlow's copies to the host.
+REGISTER_KERNEL_BUILDER(Name("HvdExt>Submit").Device(tensorflow::DEVICE_GPU).HostMemory("ticket"), SubmitOp);
+REGISTER_KERNEL_BUILDER(Name("HvdExt>Collect").Device(tensorflow::DEVICE_GPU).HostMemory("tickets"), CollectOp);
+REGISTER_KERNEL_BUILDER(Name("HvdExt>ReduceStep").Device(tensorflow::DEVICE_GPU), ReduceStepOp);
 // It touches no data, so it runs where the tensors are.
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Together").Device(tensorflow::DEVICE_CPU), TogetherOp);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Together").Device(tensorflow::DEVICE_DEFAULT), TogetherOp);

@@ -23,6 +23,8 @@
 #include <utility>
 #include <vector>
 
+#include "gpu/cuda_stand_in.h"
+
 #define __global__
 #define __device__
 #define __host__
@@ -35,7 +37,7 @@ struct uint4 {
 struct Coordinate {
   unsigned x;
 };
-inline Coordinate threadIdx, blockIdx;  // of the running fibre
+inline Coordinate threadIdx, blockIdx, gridDim;  // of the running fibre
 
 namespace hvd_ext::gpu::emulated {
 
@@ -73,7 +75,6 @@ struct Fibre {
 
 struct Machine {
   std::mt19937 random{1};
-  int processors = 2;                                         // of the emulated device
   int resident = 3;                                           // blocks that run at a time
   std::vector<std::pair<const void*, const void*>> readable;  // memory that may be streamed; all memory if empty
   int64_t picks = 0;
@@ -276,25 +277,41 @@ inline void StoreNow(uint64_t* word, uint64_t value) {
 }
 inline void Pause() { emulated::MayLeave(1); }
 
+// The words of a kernel's arguments, some of which are pointers. An argument needs to be without gaps, whose garbage
+// may look like a pointer.
+template <typename... Arguments>
+std::vector<const void*> WordsOf(const Arguments&... arguments) {
+  std::vector<const void*> words;
+  const auto add = [&](const auto& argument) {
+    const char* begin = reinterpret_cast<const char*>(&argument);
+    for (size_t at = 0; at + sizeof(void*) <= sizeof argument; at += sizeof(void*)) {
+      const void* word = nullptr;
+      std::memcpy(&word, begin + at, sizeof word);
+      words.push_back(word);
+    }
+  };
+  (add(arguments), ...);
+  return words;
+}
+
 template <typename... Parameters, typename... Arguments>
-void Launch(void (*kernel)(Parameters...), int64_t blocks, int threads, void*, const Arguments&... arguments) {
-  emulated::Run(blocks, threads, [&] { kernel(arguments...); });
+void Launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t stream,
+            const Arguments&... arguments) {
+  const auto run = [=] { emulated::Run(blocks, threads, [&] { kernel(arguments...); }); };
+  stand_in::Enqueue(stream, run, WordsOf(arguments...));
+}
+
+// Of kernels whose threads do not meet: one thread after the other, the last block first.
+template <typename... Parameters, typename... Arguments>
+void LaunchApart(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t stream,
+                 const Arguments&... arguments) {
+  const auto run = [=] {
+    gridDim.x = static_cast<unsigned>(blocks);
+    for (blockIdx.x = gridDim.x; blockIdx.x-- > 0;) {
+      for (threadIdx.x = 0; threadIdx.x < static_cast<unsigned>(threads); ++threadIdx.x) kernel(arguments...);
+    }
+  };
+  stand_in::Enqueue(stream, run, WordsOf(arguments...));
 }
 
 }  // namespace hvd_ext::gpu
-
-// ---- the runtime
-
-using cudaStream_t = void*;
-enum cudaError_t { cudaSuccess = 0 };
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-inline const char* cudaGetErrorName(cudaError_t) { return "cudaSuccess"; }
-inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
-inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  return *value = hvd_ext::gpu::emulated::machine.processors, cudaSuccess;
-}
-inline cudaError_t cudaMemsetAsync(void* to, int value, size_t nbytes, cudaStream_t) {
-  return std::memset(to, value, nbytes), cudaSuccess;
-}

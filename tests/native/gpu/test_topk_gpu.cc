@@ -121,13 +121,13 @@ TEST("gpu: the answer does not depend on the blocks or on who comes first") {
     const Answer expected = Expected(problem);
     const int blocks[][2] = {{1, 1}, {1, 3}, {3, 9}, {40, 2}, {2, 4}, {2, 5}};  // processors, blocks at a time
     for (const auto& [processors, resident] : blocks) {
-      machine.processors = processors;
+      gpu::stand_in::processors = processors;
       machine.resident = resident;
       machine.random.seed(static_cast<unsigned>(resident));
       MustBe(problem, RunEmulated(problem).answer, expected);
     }
   }
-  machine.processors = 2;
+  gpu::stand_in::processors = 2;
   machine.resident = 3;
 }
 

@@ -1,0 +1,232 @@
+// Each queue is a stream, and an event follows each operation: Done asks the events, and never waits. Kernels and
+// copies reach messages where they lie, in registered host memory, so that a sum reads them once across the bus.
+#include "engine/device_gpu.h"
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/reduce_gpu.h"
+
+namespace hvd_ext {
+namespace {
+
+void Must(cudaError_t code, const char* call) {
+  if (code == cudaSuccess) return;
+  cudaGetLastError();  // an error that was told is not told again
+  throw std::runtime_error(std::string("GPU: ") + call + ": " + cudaGetErrorName(code) + " (" +
+                           cudaGetErrorString(code) + ")");
+}
+#define HVD_EXT_MUST(call) Must((call), #call)
+
+// The calls of this thread are for a GPU while it lives.
+class On {
+ public:
+  explicit On(int gpu) {
+    HVD_EXT_MUST(cudaGetDevice(&before_));
+    if (before_ == gpu) return;
+    HVD_EXT_MUST(cudaSetDevice(gpu));
+    changed_ = true;
+  }
+  ~On() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  On(const On&) = delete;
+  On& operator=(const On&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+class GpuQueue : public Queue {
+ public:
+  explicit GpuQueue(int gpu) : gpu_(gpu) {
+    const On on(gpu_);
+    HVD_EXT_MUST(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  }
+  ~GpuQueue() override {  // a GPU that has failed cannot free anything
+    cudaStreamSynchronize(stream_);
+    for (const Operation& operation : open_) cudaEventDestroy(operation.ended);
+    for (cudaEvent_t event : idle_) cudaEventDestroy(event);
+    cudaStreamDestroy(stream_);
+  }
+
+  int64_t Last() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return last_;
+  }
+  bool Done(int64_t number) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    while (done_ < number && !open_.empty()) {
+      const cudaError_t code = cudaEventQuery(open_.front().ended);
+      if (code == cudaErrorNotReady) {
+        cudaGetLastError();
+        return false;
+      }
+      Must(code, "an operation");
+      done_ = open_.front().number;
+      idle_.push_back(open_.front().ended);
+      open_.pop_front();
+    }
+    return done_ >= number;
+  }
+
+  void Follow(void* stream) override {
+    Between([&](cudaEvent_t event) {
+      HVD_EXT_MUST(cudaEventRecord(event, static_cast<cudaStream_t>(stream)));
+      HVD_EXT_MUST(cudaStreamWaitEvent(stream_, event));
+    });
+  }
+  void Lead(void* stream) override {
+    Between([&](cudaEvent_t event) {
+      HVD_EXT_MUST(cudaEventRecord(event, stream_));
+      HVD_EXT_MUST(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event));
+    });
+  }
+  void Copy(void* to, const void* from, int64_t nbytes) override {
+    Push(nbytes,
+         [&] { HVD_EXT_MUST(cudaMemcpyAsync(to, from, static_cast<size_t>(nbytes), cudaMemcpyDefault, stream_)); });
+  }
+  void Combine(ReduceOp op, DType dtype, void* data, const void* message, int64_t elements) override {
+    Push(elements, [&] { gpu::Combine(op, dtype, data, message, elements, stream_); });
+  }
+  void Divide(DType dtype, void* data, int64_t divisor, int64_t elements) override {
+    Push(elements, [&] { gpu::Divide(dtype, data, divisor, elements, stream_); });
+  }
+  void Narrow(DType wire, void* message, float* data, int64_t elements, float scale) override {
+    Push(elements, [&] { gpu::Narrow(wire, message, data, elements, scale, stream_); });
+  }
+  void Widen(DType wire, float* data, const void* message, int64_t elements, float scale) override {
+    Push(elements, [&] { gpu::Widen(wire, data, message, elements, scale, stream_); });
+  }
+  void AddWidened(DType wire, float* data, const void* message, int64_t elements, float scale) override {
+    Push(elements, [&] { gpu::AddWidened(wire, data, message, elements, scale, stream_); });
+  }
+  void CombineWidened(ReduceOp op, DType wire, float* data, const void* message, int64_t elements) override {
+    Push(elements, [&] { gpu::CombineWidened(op, wire, data, message, elements, stream_); });
+  }
+  void Round(DType wire, float* data, int64_t elements, float scale) override {
+    Push(elements, [&] { gpu::Round(wire, data, elements, scale, stream_); });
+  }
+
+  void Wait() { cudaStreamSynchronize(stream_); }
+
+ private:
+  struct Operation {
+    int64_t number;
+    cudaEvent_t ended;
+  };
+
+  template <typename Start>
+  void Push(int64_t elements, const Start& start) {
+    if (elements == 0) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    const On on(gpu_);
+    AddIdle();
+    start();
+    HVD_EXT_MUST(cudaGetLastError());
+    HVD_EXT_MUST(cudaEventRecord(idle_.back(), stream_));
+    open_.push_back({++last_, idle_.back()});
+    idle_.pop_back();
+  }
+
+  // Has an event record and awaited at once; it may be used again then, since the wait is for its newest record so far.
+  template <typename Join>
+  void Between(const Join& join) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const On on(gpu_);
+    AddIdle();
+    join(idle_.back());
+  }
+
+  void AddIdle() {
+    if (!idle_.empty()) return;
+    cudaEvent_t event = nullptr;
+    HVD_EXT_MUST(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    idle_.push_back(event);
+  }
+
+  const int gpu_;
+  std::mutex mutex_;
+  cudaStream_t stream_ = nullptr;
+  int64_t last_ = 0, done_ = 0;
+  std::deque<Operation> open_;     // of which Done has not seen the end
+  std::vector<cudaEvent_t> idle_;  // events to use again
+};
+
+// How often each block of host memory is pinned: the engines of a process may have one arena, and CUDA registers memory
+// once.
+struct Pins {
+  std::mutex mutex;
+  std::map<const char*, int> counts;
+};
+Pins& ThePins() {
+  static auto* pins = new Pins;
+  return *pins;
+}
+
+class GpuDevice : public Device {
+ public:
+  explicit GpuDevice(int gpu) : gpu_(gpu) {
+    const On on(gpu_);
+    int reaches = 0;
+    HVD_EXT_MUST(cudaDeviceGetAttribute(&reaches, cudaDevAttrCanUseHostPointerForRegisteredMem, gpu_));
+    if (reaches == 0) throw std::runtime_error("GPU: it does not reach registered host memory at the host's addresses");
+    for (int i = 0; i < kQueues; ++i) queues_.push_back(std::make_unique<GpuQueue>(gpu_));
+  }
+
+  Queue* queue(int number) override { return queues_[static_cast<size_t>(number)].get(); }
+
+  char* Allocate(int64_t nbytes) override {
+    const On on(gpu_);
+    void* data = nullptr;
+    const cudaError_t code = cudaMalloc(&data, static_cast<size_t>(nbytes > 0 ? nbytes : 1));
+    if (code == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      throw std::bad_alloc();
+    }
+    Must(code, "cudaMalloc");
+    return static_cast<char*>(data);
+  }
+  // Free and Unpin are called by destructors, and a GPU that has failed frees nothing: codes are not looked at.
+  void Free(char* data) override {
+    cudaFree(data);  // it waits
+    cudaGetLastError();
+  }
+  void Pin(char* data, int64_t nbytes) override {
+    const On on(gpu_);
+    std::lock_guard<std::mutex> lock(ThePins().mutex);
+    if (ThePins().counts[data]++ > 0) return;
+    const unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
+    const cudaError_t code = cudaHostRegister(data, static_cast<size_t>(nbytes), flags);
+    if (code != cudaSuccess) ThePins().counts.erase(data);
+    Must(code, "cudaHostRegister");
+  }
+  void Unpin(char* data) override {
+    for (const auto& queue : queues_) queue->Wait();
+    std::lock_guard<std::mutex> lock(ThePins().mutex);
+    const auto found = ThePins().counts.find(data);
+    if (found == ThePins().counts.end() || --found->second > 0) return;
+    ThePins().counts.erase(found);
+    cudaHostUnregister(data);
+    cudaGetLastError();
+  }
+
+ private:
+  const int gpu_;
+  std::vector<std::unique_ptr<GpuQueue>> queues_;
+};
+
+}  // namespace
+
+std::shared_ptr<Device> MakeGpuDevice(int gpu) { return std::make_shared<GpuDevice>(gpu); }
+
+}  // namespace hvd_ext
