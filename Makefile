@@ -34,7 +34,7 @@ native_sources := $(shell find tf_ops -name '*.cc' -o -name '*.h' -o -name '*.de
 cxx_files := $(shell find tf_ops $(wildcard tests/native) -name '*.cc' -o -name '*.h')
 # what clang checks the use of locks in (tf_ops/base/mutex.h)
 clang := $(shell command -v clang++)
-locking_sources := $(wildcard tf_ops/shm/*.cc tf_ops/engine/*.cc tf_ops/cache/*.cc)
+locking_sources := $(filter-out %.cu.cc,$(wildcard tf_ops/shm/*.cc tf_ops/engine/*.cc tf_ops/cache/*.cc))
 mpi_flags = $(if $(wildcard $(VENV)/include/mpi.h),-isystem $(VENV)/include -DHVD_EXT_WITH_MPI)
 
 .DEFAULT_GOAL := help

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.studies import elastic, prices, replan, sent, skew
-from benchmarks.studies.convergence import results as convergence
+from benchmarks.studies.convergence import results as convergence, times
 from benchmarks.studies.data import cached_pictures, results as data
 from benchmarks.studies.hitopk import results as hitopk
 from benchmarks.studies.lars import results as lars
@@ -183,7 +183,7 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     **{study.BENCHMARK: partial(_behind, _samples, study.markdown) for study in (hitopk, lstm, prices, replan, skew)},
     **{
         study.BENCHMARK: partial(_behind, _machine, study.markdown)
-        for study in (accuracy, cached_pictures, convergence, elastic, recipe, sent)
+        for study in (accuracy, cached_pictures, convergence, elastic, recipe, sent, times)
     },
 }
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import hvd_ext
 from benchmarks.studies.__main__ import app
-from benchmarks.studies.convergence import data as data_sets, jobs, plan as studies, results as told
+from benchmarks.studies.convergence import data as data_sets, jobs, plan as studies, results as told, times
 from benchmarks.studies.convergence.models import build
 from benchmarks.studies.convergence.worker import Task, optimizer, order, timed_steps
 from hvd_ext.bench import results
@@ -70,13 +70,14 @@ def finish_all(folder: Path, study: studies.Study) -> None:
         ("convergence", {"cnn", "vgg", "transformer"}, "sgd"),
         ("convergence_lars", {"cnn", "vgg"}, "lars"),
         ("convergence_sending", {"cnn"}, "sgd"),
+        ("sending_times", {"cnn", "vgg", "transformer"}, "sgd"),
     ],
 )
 def test_the_plans_of_the_repository_are_whole(name: str, models: set[str], optimizer: str):
     study = studies.read(ROOT / "benchmarks" / f"{name}.yaml")
     assert set(study.models) == models
     assert {recipe.optimizer for recipe in study.models.values()} == {optimizer}
-    assert len(study.seeds) >= 3
+    assert len(study.seeds) >= 3 or name.endswith("_times")
     assert sum(study.hosts) >= 4
     assert len(study.hosts) >= 2
     for setting in study.settings.values():
@@ -289,6 +290,23 @@ def test_who_reaches_dense_or_comes_near_is_told_how_much_sooner(
     sparse = told.summary(told.collected(tmp_path, study))[1]
     assert (sparse["near_seconds"], sparse["near_sooner"]) == pytest.approx((4.0, 5.0))
     assert sparse["reached_sooner"] == reached
+
+
+def test_times_at_several_rates_are_one_table_and_later_runs_replace_earlier_ones(plan: Path, tmp_path: Path):
+    folders = []
+    for number, (rate, step_s) in enumerate([("1gbit", 0.02), ("100mbit", 3.0), ("100mbit", 0.2)]):
+        study = studies.read(plan).model_copy(update={"rate": rate})
+        folders.append(tmp_path / str(number))
+        folders[-1].mkdir()
+        for run in studies.runs_of(study, ["cnn"]):
+            finish(folders[-1], study, run, **({"step_seconds": [step_s] * 3} if run.seed is None else {}))
+    found = times.collected(folders)
+    assert len(found["rows"]) == 4
+    table = [[cell.strip() for cell in line.strip("| ").split("|")] for line in times.markdown(found).splitlines()]
+    assert table[0] == ["ranks", "model", "setting", "100mbit/s", "1gbit/s"]
+    assert table[2:] == [["2 + 1", "cnn", setting, "200 ms", "20 ms"] for setting in ("dense", "hitopk")]
+    with pytest.raises(InvalidError, match="must have runs of convergence --seeds time"):
+        times.collected([tmp_path])
 
 
 def test_runs_of_different_data_are_not_put_together(plan: Path, tmp_path: Path):

@@ -49,6 +49,17 @@ def test_the_library_shows_the_functions_of_its_headers_only():
     }
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc on PATH")
+@pytest.mark.parametrize("source", ["engine/device_gpu.cu.cc", "kernels/reduce_gpu.cu.cc"])
+def test_nvcc_compiles_the_device_without_a_warning(source, tmp_path):
+    command = ["nvcc", "-std=c++17", "-O1", "-fmad=false", "-arch=sm_90", "-Werror", "all-warnings"]
+    command += ["-Xcompiler=-Wall,-Wextra,-Werror", "-I", str(ROOT / "tf_ops"), "-x", "cu"]
+    command += ["-c", "-o", str(tmp_path / "object.o"), str(ROOT / "tf_ops" / source)]
+    compiled = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert compiled.returncode == 0, compiled.stderr
+
+
 @needs_library
 def test_the_comparison_says_what_is_missing():
     script = Path(compare_torch.__file__)
