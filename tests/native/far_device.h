@@ -11,6 +11,7 @@
 // Host memory that an operation is going to write, or that is forgotten, is filled with kPoison meanwhile.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -106,5 +107,11 @@ class FarDevice : public Device {
   bool stops_ = false, holds_ = false;
   std::thread thread_;
 };
+
+// Each with a seed of its own.
+inline std::shared_ptr<Device> MakeFarDevice() {
+  static std::atomic<uint32_t> made{0};
+  return std::make_shared<FarDevice>(++made);
+}
 
 }  // namespace hvd_ext::test

@@ -277,7 +277,7 @@ TEST("gpu: host memory that two engines of a process pin stays pinned for the se
   ::operator delete(page, std::align_val_t{4096});
 }
 
-TEST("gpu: where its memory is full, an allocation is refused as on the host, and the device goes on") {
+TEST("gpu: where its memory is full, an allocation is refused as on the host, and later operations work") {
   OnGpu gpu;
   stand_in::Limit(1 << 20);
   bool refused = false;

@@ -100,18 +100,13 @@ void RunSteps(MakeDevice device) {
   }
 }
 
-std::shared_ptr<Device> MakeFar() {
-  static std::atomic<uint32_t> made{0};
-  return std::make_shared<FarDevice>(++made);
-}
-
 std::shared_ptr<Device> MakeGpu() { return MakeGpuDevice(0); }
 
 TEST("device tensors: steps of several buckets on the host") { RunSteps(nullptr); }
 
 TEST("device tensors: steps of several buckets on a device that finds missing copies and waits") {
   FarDevice::TakeErrors();
-  RunSteps(MakeFar);
+  RunSteps(MakeFarDevice);
   CHECK_EQ(FarDevice::TakeErrors(), "");
 }
 

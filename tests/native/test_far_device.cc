@@ -8,11 +8,6 @@
 namespace hvd_ext::test {
 namespace {
 
-std::shared_ptr<Device> MakeFarDevice() {
-  static std::atomic<uint32_t> made{0};
-  return std::make_shared<FarDevice>(++made);
-}
-
 void AgainFar(MakeTransports transports, const std::vector<std::string>& beginnings) {
   FarDevice::TakeErrors();
   Again(transports, beginnings, MakeFarDevice);

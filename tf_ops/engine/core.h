@@ -38,7 +38,7 @@ struct Core {
     if (buffer->OnHost()) return write(buffer->data() + offset);
     const Buffer staged = messages.Take(nbytes);
     write(staged.data());
-    CopyIn(buffer, offset, staged);
+    CopyIn(buffer, offset, staged.data(), nbytes);
   }
 
   // Where a run works, and where its result lies: in the host's memory, or where it was made.
@@ -51,7 +51,7 @@ struct Core {
     const int64_t nbytes = buffer->nbytes();
     if (!buffer->OnHost()) return {std::move(buffer), std::make_shared<Buffer>(messages.Take(nbytes))};
     auto copy = std::make_shared<Buffer>(pool.Take(nbytes));
-    CopyIn(copy.get(), 0, *buffer);
+    CopyIn(copy.get(), 0, buffer->data(), nbytes);
     return {std::move(copy), std::move(buffer)};
   }
 
@@ -65,8 +65,9 @@ struct Core {
     if (broken.ok()) broken = std::move(status);
   }
 
-  void CopyIn(Buffer* buffer, int64_t offset, const Buffer& from) {
-    device->inputs()->Copy(buffer->data() + offset, from.data(), from.nbytes());
+  // Copies to the device; `from` is as for Queue::Copy.
+  void CopyIn(Buffer* buffer, int64_t offset, const void* from, int64_t nbytes) {
+    device->inputs()->Copy(buffer->data() + offset, from, nbytes);
     buffer->NoteInput(device->inputs()->Last());
   }
 

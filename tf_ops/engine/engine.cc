@@ -239,18 +239,33 @@ Status Engine::GetTopKStatistics(int64_t channel, TopKStatistics* statistics) {
   return Status::Ok();
 }
 
-Status Engine::Submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket,
-                      CallerProgress* progress) {
-  std::shared_ptr<Channel> found;
+template <typename Write>
+Status Engine::State::Submit(const std::shared_ptr<Channel>& channel, int64_t tensor, int64_t nbytes, int64_t* ticket,
+                             const Write& write) {
   std::shared_ptr<ChannelStep> step;
   std::shared_ptr<Buffer> buffer;
   std::shared_ptr<Arriving> arriving;
-  HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
   try {
-    HVD_EXT_RETURN_IF_ERROR(found->Reserve(tensor, nbytes, &state_->core.pool, &step, &buffer, &arriving));
+    HVD_EXT_RETURN_IF_ERROR(channel->Reserve(tensor, nbytes, &core.pool, &step, &buffer, &arriving));
     *ticket = step->number;
-    if (arriving != nullptr) HVD_EXT_RETURN_IF_ERROR(state_->PostReady(found));
-    state_->core.Fill(buffer.get(), step->layout->place(tensor).offset_nbytes, nbytes, [&](char* to) {
+    if (arriving != nullptr) HVD_EXT_RETURN_IF_ERROR(PostReady(channel));
+    write(buffer.get(), step->layout->place(tensor).offset_nbytes, arriving.get());
+  } catch (const std::bad_alloc&) {
+    return Internal("submit: no memory for a bucket of '" + channel->name() + "'");
+  } catch (const std::exception& e) {
+    return Internal("submit to '" + channel->name() + "': " + e.what());
+  }
+  bool ready = false;
+  HVD_EXT_RETURN_IF_ERROR(channel->Arrive(step, tensor, &ready));
+  return ready ? PostReady(channel) : Status::Ok();
+}
+
+Status Engine::Submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket,
+                      CallerProgress* progress) {
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
+  return state_->Submit(found, tensor, nbytes, ticket, [&](Buffer* buffer, int64_t offset, Arriving* arriving) {
+    state_->core.Fill(buffer, offset, nbytes, [&](char* to) {
       for (int64_t at = 0; at < nbytes;) {
         const int64_t piece = std::min(nbytes - at, kCopyNbytes);
         std::memcpy(to + at, static_cast<const char*>(data) + at, static_cast<size_t>(piece));
@@ -262,14 +277,7 @@ Status Engine::Submit(int64_t channel, int64_t tensor, const void* data, int64_t
         if (progress != nullptr) progress->Copied(piece);
       }
     });
-  } catch (const std::bad_alloc&) {
-    return Internal("submit: no memory for a bucket of '" + found->name() + "'");
-  } catch (const std::exception& e) {
-    return Internal("submit to '" + found->name() + "': " + e.what());
-  }
-  bool ready = false;
-  HVD_EXT_RETURN_IF_ERROR(found->Arrive(step, tensor, &ready));
-  return ready ? state_->PostReady(found) : Status::Ok();
+  });
 }
 
 const std::shared_ptr<Device>& Engine::device() const { return state_->core.device; }
@@ -277,28 +285,15 @@ const std::shared_ptr<Device>& Engine::device() const { return state_->core.devi
 Status Engine::SubmitOnDevice(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, void* stream,
                               int64_t* ticket) {
   std::shared_ptr<Channel> found;
-  std::shared_ptr<ChannelStep> step;
-  std::shared_ptr<Buffer> buffer;
-  std::shared_ptr<Arriving> arriving;  // of no use: the copy has not begun when this returns
   HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
   if (!found->on_device()) return Invalid("submit to '" + found->name() + "': its tensors lie in the host's memory");
-  try {
-    HVD_EXT_RETURN_IF_ERROR(found->Reserve(tensor, nbytes, &state_->core.pool, &step, &buffer, &arriving));
-    *ticket = step->number;
-    Queue* inputs = state_->core.device->inputs();
+  if (device()->IsHost()) return Submit(channel, tensor, data, nbytes, ticket);
+  return state_->Submit(found, tensor, nbytes, ticket, [&](Buffer* buffer, int64_t offset, Arriving*) {
+    Queue* inputs = device()->inputs();
     inputs->Follow(stream);
-    inputs->Copy(buffer->data() + step->layout->place(tensor).offset_nbytes, data, nbytes);
+    state_->core.CopyIn(buffer, offset, data, nbytes);
     inputs->Lead(stream);
-    buffer->NoteInput(inputs->Last());
-    if (arriving != nullptr) arriving->copied.fetch_add(nbytes, std::memory_order_release);
-  } catch (const std::bad_alloc&) {
-    return Internal("submit: no memory for a bucket of '" + found->name() + "'");
-  } catch (const std::exception& e) {
-    return Internal("submit to '" + found->name() + "': " + e.what());
-  }
-  bool ready = false;
-  HVD_EXT_RETURN_IF_ERROR(found->Arrive(step, tensor, &ready));
-  return ready || arriving != nullptr ? state_->PostReady(found) : Status::Ok();
+  });
 }
 
 Status Engine::State::PostReady(const std::shared_ptr<Channel>& channel) {

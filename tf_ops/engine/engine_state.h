@@ -46,6 +46,10 @@ class Engine::State {
   Status FindPartial(int64_t handle, PartialChannel* found) const;
   // Has the engine's thread do something with the rounds of a partial channel.
   Status PostRounds(const PartialChannel& partial, std::function<void(PartialRounds*, int64_t lane)> work);
+  // Submits a tensor, which `write(buffer, offset, arriving)` puts into its bucket's buffer; `arriving` may be null.
+  template <typename Write>
+  Status Submit(const std::shared_ptr<Channel>& channel, int64_t tensor, int64_t nbytes, int64_t* ticket,
+                const Write& write);
   // Has the engine's thread look at the channel: runs are ready, or a gradient is there.
   Status PostReady(const std::shared_ptr<Channel>& channel);
 

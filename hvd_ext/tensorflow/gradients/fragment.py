@@ -186,7 +186,7 @@ class Fragment:
             )
 
     def _exchange(self, begins: tf.Tensor, flushing: tf.Tensor, *tensors: tf.Tensor) -> list[Any]:
-        """Join the other ranks, and begin an outer step; with an executor it goes on beside training.
+        """Join the other ranks, and begin an outer step; with an executor it is reduced beside training.
 
         Args:
             begins, flushing: see `meet`.
