@@ -355,17 +355,24 @@ def _priced(step: _Step, selected: frozenset[int]) -> tuple[_Priced, dict[str, O
             outcomes[name] = Outcome(name, None, reason=reason)
             continue
         divided = _divided(step, request, name)
-        step_s = of_lane(step.times, *_by_price(step, divided, _parts(step, divided))).step_s
+        scheduled = _scheduled(step, divided, _parts(step, divided))
+        run = functools.partial(lane.recursion, parts=[price for _, price in scheduled])
+        step_s = of_lane(step.times, [ready for ready, _ in scheduled], run).step_s
         outcomes[name] = Outcome(name, step_s, len(divided.buckets))
         priced.append((step_s, divided))
     step.known[selected, step.buckets] = sorted(priced, key=lambda pair: pair[0]), outcomes
     return step.known[selected, step.buckets]
 
 
-def _by_price(step: _Step, divided: _Divided, parts: Sequence[Parts]) -> tuple[list[float], list[float]]:
-    """The times at which buckets of these prices, and what travels beside them, begin and end."""
-    both = lane.in_turn(zip((bucket.ready_s for bucket in divided.buckets), parts, strict=True), step.loads)
-    return lane.recursion([ready for ready, _ in both], [price for _, price in both])
+def _scheduled(step: _Step, divided: _Divided, parts: Sequence[Parts]) -> list[tuple[float, Parts]]:
+    """The buckets with their prices, and what travels beside them, with the times at which they are ready."""
+    return lane.in_turn(zip((bucket.ready_s for bucket in divided.buckets), parts, strict=True), step.loads)
+
+
+def _latest_s(step: _Step, divided: _Divided, parts: Sequence[Parts]) -> float:
+    """The end of the last bucket, if nothing delays the computing."""
+    scheduled = _scheduled(step, divided, parts)
+    return max(lane.recursion([ready for ready, _ in scheduled], [price for _, price in scheduled])[1])
 
 
 def _parts(step: _Step, divided: _Divided) -> list[Parts]:
@@ -432,11 +439,11 @@ def _exchanged(step: _Step, divided: _Divided) -> list[str | None]:
         if not step.keeps_residuals(bucket.kind):
             options[number] = lane_prices.candidates(step.tree, step.sent_nbytes(bucket))
             parts[number] = options[number][0].parts
-    latest_s = max(_by_price(step, divided, parts)[1])
+    latest_s = _latest_s(step, divided, parts)
     for number in sorted(options, reverse=True):
         for other in options[number][1:]:
             tried = [*parts[:number], other.parts, *parts[number + 1 :]]
-            tried_s = max(_by_price(step, divided, tried)[1])
+            tried_s = _latest_s(step, divided, tried)
             if tried_s < latest_s * (1 - WORTH_EXCHANGING):
                 parts, latest_s, names[number] = tried, tried_s, other.name
     return names

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from hvd_ext.errors import PlanError
-from hvd_ext.planning import lane_prices, planner, registry
+from hvd_ext.planning import contention, lane_prices, planner, registry
 from hvd_ext.planning.bucket_layout import BucketLayout, Layout
 from hvd_ext.planning.cost import lane
 from hvd_ext.planning.cost.lane import InLane, Parts
@@ -17,6 +17,8 @@ from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.topology.tree import Tree
 
+Spans = tuple[Sequence[float], Sequence[float]]  # the times at which buckets begin, and those at which they end
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
@@ -24,12 +26,14 @@ class Prediction:
 
     Args:
         exposed_s: the time of communication that is not hidden behind computation.
+        ready_s: for each bucket, the time at which its last gradient is ready.
         begins_s: for each bucket, the time at which it begins.
         ends_s: for each bucket, the time at which it has ended on all ranks.
     """
 
     step_s: float
     exposed_s: float
+    ready_s: tuple[float, ...]
     begins_s: tuple[float, ...]
     ends_s: tuple[float, ...]
 
@@ -62,13 +66,18 @@ def in_lane(
     tree: Tree, scheduled: Sequence[InLane], times: StepTimes, most_messages: int = MOST_MESSAGES
 ) -> Prediction:
     """Predicts the time of a step from what travels in its lane, from lane_of()."""
-    begins_s, ends_s = lane.times_in_lane(scheduled, tree, most_messages=most_messages)
-    predicted = of_lane(times, begins_s, ends_s)
+
+    def run(ready_s: Sequence[float]) -> Spans:
+        loads = [replace(load, ready_s=ready) for load, ready in zip(scheduled, ready_s, strict=True)]
+        return lane.times_in_lane(loads, tree, most_messages=most_messages)
+
+    predicted = of_lane(times, [load.ready_s for load in scheduled], run)
     buckets = [number for number, load in enumerate(scheduled) if load.is_bucket]
     return replace(
         predicted,
-        begins_s=tuple(begins_s[number] for number in buckets),
-        ends_s=tuple(ends_s[number] for number in buckets),
+        ready_s=tuple(predicted.ready_s[number] for number in buckets),
+        begins_s=tuple(predicted.begins_s[number] for number in buckets),
+        ends_s=tuple(predicted.ends_s[number] for number in buckets),
     )
 
 
@@ -96,16 +105,25 @@ def lane_of(tree: Tree, layout: Layout, times: StepTimes, density: float | None 
     return [load for _, load in both]
 
 
-def of_lane(times: StepTimes, begins_s: Sequence[float], ends_s: Sequence[float]) -> Prediction:
-    """Makes the prediction of a step from the times of what travels in its lane.
+def of_lane(times: StepTimes, ready_s: Sequence[float], run: Callable[[Sequence[float]], Spans]) -> Prediction:
+    """Predicts a step from what travels in its lane.
 
     Args:
-        begins_s: for each bucket, and each of what else travels, the time at which it begins.
-        ends_s: the time at which each has ended.
+        ready_s: for each bucket, and each of what else travels, the time at which it is ready if nothing delays the
+            computing.
+        run: gives the times at which all that begins and ends, from the times at which it is ready.
     """
-    exposed_s = max(max(ends_s, default=0.0) - times.computed_s, 0.0)
-    step_s = times.computed_s + exposed_s + (times.update_s or 0.0)
-    return Prediction(step_s, exposed_s, tuple(begins_s), tuple(ends_s))
+    begins_s, ends_s = run(ready_s)
+    computed_s = times.computed_s
+    if times.contention and ends_s:
+        # one round: what is ready later is also sent later, and delays what comes before it less
+        spans = contention.busy(begins_s, ends_s)
+        ready_s = [contention.delayed(seconds, spans, times.contention) for seconds in ready_s]
+        computed_s = contention.delayed(computed_s, spans, times.contention)
+        begins_s, ends_s = run(ready_s)
+    exposed_s = max(max(ends_s, default=0.0) - computed_s, 0.0)
+    step_s = computed_s + exposed_s + (times.update_s or 0.0)
+    return Prediction(step_s, exposed_s, tuple(ready_s), tuple(begins_s), tuple(ends_s))
 
 
 def ready_of(times: StepTimes, tensors: Sequence[Tensor]) -> tuple[float, ...]:

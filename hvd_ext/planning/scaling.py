@@ -144,7 +144,8 @@ def on_line(
         return replace(best([on_line(price, times, name, ranks, bucket_nbytes) for name in able]), bucketer=bucketer)
     made = buckets.plan(request, bucketer)
     ready_s = [max(times.ready_s[place] for place in bucket.tensors) for bucket in made]
-    predicted = of_lane(times, *lane.recursion(ready_s, price.parts([bucket.nbytes for bucket in made])))
+    parts = price.parts([bucket.nbytes for bucket in made])
+    predicted = of_lane(times, ready_s, lambda ready_s: lane.recursion(ready_s, parts))
     return Row(ranks, bucketer, "T = A + B n", (), times, tuple(bucket.tensors for bucket in made), predicted)
 
 

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hvd_ext.errors import PlanError
+from hvd_ext.planning import contention
 from hvd_ext.planning.tensors import Tensor
 
 HEADER = ("name", "elements", "backward_seconds")
@@ -33,9 +34,13 @@ class StepTimes:
         update_s: the time of the update of the weights, seconds; None if it is not known.
         rows: what travels on its own beside the buckets, such as the rows of embeddings: for each the time at which it
             is ready, seconds, and the bytes that all ranks together gather. A file does not have them.
+        contention: by how many seconds a second of communication delays the computing beside it
+            (`planning/contention.py`). The times of the tensors are those without communication. A file does not have
+            it.
 
     Raises:
-        PlanError: the numbers of tensors and times differ, or a time is negative or not finite.
+        PlanError: the numbers of tensors and times differ, a time is negative or not finite, or the contention is not
+            between 0 and `contention.MOST`.
     """
 
     tensors: tuple[Tensor, ...]
@@ -43,6 +48,7 @@ class StepTimes:
     forward_s: float = 0.0
     update_s: float | None = None
     rows: tuple[tuple[float, int], ...] = ()
+    contention: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.tensors) != len(self.ready_s):
@@ -57,6 +63,8 @@ class StepTimes:
         ]:
             if not 0 <= value < math.inf:
                 raise PlanError(f"step times, {what} ({value}): must be a finite number, 0 or more")
+        if not 0 <= self.contention <= contention.MOST:
+            raise PlanError(f"step times, contention ({self.contention}): must be between 0 and {contention.MOST}")
 
     @cached_property
     def order(self) -> tuple[int, ...]:

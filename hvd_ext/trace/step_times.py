@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning.step_times import StepTimes
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 WARM_UP = 3  # the first steps of a channel, whose times are not used
 STEPS = 10  # the newest steps, whose medians are the times of arrival
+SAMPLE = 16  # tensors whose arrivals in each step are compared between ranks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,16 +30,20 @@ class Measured:
         ready_s: for each of a channel's tensors the time from the step's begin to its arrival.
         step_s: the time from the begin of a step to that of the next one; None if there were no two steps in sequence.
         update_s: the time from the end of a step's last bucket to the begin of the next step; None likewise.
+        arrivals_s: for each of the newest 10 steps the times from the end of the last bucket of the step before to the
+            arrivals of a sample of the tensors, and to the last arrival; empty likewise, and in old traces.
     """
 
     ready_s: tuple[float, ...]
     step_s: float | None
     update_s: float | None
+    arrivals_s: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Measured:
         """Read what `dataclasses.asdict` has made of a value, after JSON; other keys are ignored."""
-        return cls(tuple(values["ready_s"]), values["step_s"], values["update_s"])
+        arrivals_s = tuple(tuple(of_step) for of_step in values.get("arrivals_s", ()))
+        return cls(tuple(values["ready_s"]), values["step_s"], values["update_s"], arrivals_s)
 
 
 def measured(steps: RecentSteps, first_step: int = 1) -> Measured | None:
@@ -56,12 +62,21 @@ def measured(steps: RecentSteps, first_step: int = 1) -> Measured | None:
     following = np.flatnonzero((np.diff(numbers) == 1) & (numbers[:-1] >= first_step))
     whole_s = (begins_s[following + 1] - begins_s[following]).tolist()
     updates_s = (begins_s[following + 1] - ends_s[following]).tolist()
-    ready_s = np.median(steps.arrival_offset_s[warm][-STEPS:], axis=0)
+    arrivals_s = steps.arrival_offset_s[warm]
+    sampled_s = _with_last(arrivals_s[following + 1]) + np.array(updates_s)[:, np.newaxis]
     return Measured(
-        tuple(ready_s.tolist()),
+        tuple(np.median(arrivals_s[-STEPS:], axis=0).tolist()),
         float(np.median(whole_s)) if whole_s else None,
         max(float(np.median(updates_s)), 0.0) if updates_s else None,
+        tuple(map(tuple, sampled_s[-STEPS:].tolist())),
     )
+
+
+def _with_last(arrivals_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Take the arrivals of a sample of the tensors, and the last arrival, of each step: [steps, sample + 1]."""
+    count = arrivals_s.shape[-1]
+    places = np.unique(np.linspace(0, count - 1, min(SAMPLE, count)).round().astype(int))
+    return np.column_stack([arrivals_s[:, places], arrivals_s.max(axis=1, initial=0.0)])
 
 
 def latest(ranks: Sequence[Measured]) -> Measured:
@@ -70,14 +85,25 @@ def latest(ranks: Sequence[Measured]) -> Measured:
     All ranks have a step's last bucket at about the same time, and begin the next step when they have made their
     update. So the update is that of the quickest rank, and what other ranks need longer for theirs delays their
     gradients.
+
+    A bucket waits for the rank that is the latest in its step, which is often another one than in the step before: the
+    median over steps of the latest rank's time is longer than the longest median of a rank. By how much is known for a
+    sample of the tensors, and times between theirs are delayed in proportion.
     """
     steps_s = [of_rank.step_s for of_rank in ranks if of_rank.step_s is not None]
     updates_s = [of_rank.update_s for of_rank in ranks if of_rank.update_s is not None]
     quickest_s = min(updates_s, default=0.0)
     late_s = [0.0 if of_rank.update_s is None else of_rank.update_s - quickest_s for of_rank in ranks]
     ready_s = [[late + ready for ready in of_rank.ready_s] for late, of_rank in zip(late_s, ranks, strict=True)]
+    latest_s = np.array([max(times) for times in zip(*ready_s, strict=True)])
+    arrivals = [np.array(of_rank.arrivals_s) for of_rank in ranks]
+    if arrivals[0].size and len({of_rank.shape for of_rank in arrivals}) == 1:
+        whole_s = np.median(np.max(arrivals, axis=0), axis=0) - quickest_s
+        known_s = _with_last(latest_s[np.newaxis])[0]
+        order = np.argsort(known_s, kind="stable")
+        latest_s += np.interp(latest_s, known_s[order], np.maximum(whole_s - known_s, 0.0)[order])
     return Measured(
-        tuple(max(times) for times in zip(*ready_s, strict=True)),
+        tuple(latest_s.tolist()),
         max(steps_s, default=None),
         min(updates_s, default=None),
     )

@@ -100,7 +100,7 @@ def reviews(optimizer: Any) -> list[Review]:
 
 
 def test_the_steps_after_which_buckets_are_planned_anew() -> None:
-    assert [following(step, 2000) for step in (0, 19, 20, 200, 1999, 2000)] == [20, 20, 200, 2000, 2000, 4000]
+    assert [following(step, 2000) for step in (0, 19, 20, 40, 200, 1999, 2000)] == [20, 20, 40, 200, 2000, 2000, 4000]
     assert following(0, 7) == 7
     assert following(14, 7) == 20
     assert following(5, 0) is None

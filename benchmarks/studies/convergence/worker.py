@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import keras
 
 # Steps before those that are timed: in the first, functions are traced and buffers are made.
-UNTIMED = 3
+UNTIMED = 43
 # The share of the steps in which the learning rate rises (Goyal et al. 2017, section 2.2), and where it ends.
 RISE, LAST_SHARE = 0.1, 0.05
 TEST_BATCH = 250

@@ -83,8 +83,8 @@ def of_layout(job: Runtime, name: str, layout: Layout, review: Review | None) ->
     for number, (bucket, nbytes) in enumerate(zip(layout.buckets, layout.nbytes, strict=True)):
         times = ["-"] * 3
         if review is not None and predicted is not None:
-            ready_s = max(review.times.ready_s[place] for place in bucket.tensors)
-            times = [_ms(ready_s), _ms(predicted.begins_s[number]), _ms(predicted.ends_s[number])]
+            of_bucket = (predicted.ready_s, predicted.begins_s, predicted.ends_s)
+            times = [_ms(seconds[number]) for seconds in of_bucket]
         table.add_row(
             str(number),
             str(len(bucket.tensors)),

@@ -15,6 +15,7 @@ import numpy as np
 from hvd_ext.errors import HvdExtError, PlanError
 from hvd_ext.job import banner, consensus, network
 from hvd_ext.job.log import logger
+from hvd_ext.planning import contention
 from hvd_ext.planning.layout import Layout
 from hvd_ext.planning.needed import NEAR
 from hvd_ext.planning.prediction import predict
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
     from hvd_ext.job.process_sets import ProcessSet
     from hvd_ext.job.runtime import Runtime
     from hvd_ext.tensorflow.gradients.channel import Channel
+    from hvd_ext.topology.tree import Tree
 
 # the names of what is saved
 _LAYOUT, _UPDATES, _SETTINGS = "layout", "updates", "settings"
 
-FIRST_STEPS = (20, 200)
+FIRST_STEPS = (20, 40, 200)  # the second one learns from the first what hidden communication costs
 WORTH_SWITCHING = 0.02  # the ranks switch if the predicted step gets shorter by this share,
 TOO_SLOW = 0.10  # or if steps took longer than predicted by this one
 # The network is measured again if that takes at most this share of the time since the last plan.
@@ -47,7 +49,8 @@ class Review:
 
     Args:
         step: the number of update steps before it.
-        times: the times of the gradients, of the latest rank.
+        times: the times of the gradients, of the latest rank, as they would be without communication.
+        seen: the measured end of the backward pass, and the communication that was hidden before it.
         measured_s: the time of a step, the median of up to 100 steps on the slowest rank; None if it is not known.
         expected_s: the time of a step as it was predicted when the layout was planned; None if it was not.
         before_s: the predicted time of a step with the layout until then.
@@ -57,6 +60,7 @@ class Review:
 
     step: int
     times: StepTimes
+    seen: contention.Seen
     measured_s: float | None
     expected_s: float | None
     before_s: float
@@ -79,6 +83,26 @@ def following(step: int, interval: int) -> int | None:
     if not interval:
         return None
     return min([first for first in FIRST_STEPS if first > step] + [(step // interval + 1) * interval])
+
+
+def _undelayed(
+    tree: Tree, layout: Layout, measured: StepTimes, last: Review | None
+) -> tuple[StepTimes, contention.Seen]:
+    """Take the delays by hidden communication out of measured times, by the contention that two layouts show."""
+    predicted = predict(tree, layout, measured)
+    spans = contention.busy(predicted.begins_s, predicted.ends_s)
+    seen = contention.Seen(measured.computed_s, contention.hidden_s(spans, measured.computed_s))
+    if last is None:
+        return measured, seen
+    share = contention.between(last.seen, seen, last.times.contention)
+    alone = dataclasses.replace(
+        measured,
+        ready_s=tuple(contention.undelayed(seconds, spans, share) for seconds in measured.ready_s),
+        forward_s=contention.undelayed(measured.forward_s, spans, share),
+        rows=tuple((contention.undelayed(since, spans, share), nbytes) for since, nbytes in measured.rows),
+        contention=share,
+    )
+    return alone, seen
 
 
 class Replanning:
@@ -198,6 +222,7 @@ class Replanning:
         if rows:  # embeddings are the first layers, whose gradients come last
             times = dataclasses.replace(times, rows=((times.computed_s, rows),))
         last = self.reviews[-1] if self.reviews else None
+        times, seen = _undelayed(job.tree, now, times, last)
         expected_s = None
         if last is not None and last.layout is now:
             expected_s = last.after_s if last.switched else last.before_s
@@ -216,7 +241,8 @@ class Replanning:
             worth |= new.lossy_elements < now.lossy_elements and after_s <= before_s * NEAR
             switches = worth and (new.digest != now.digest or new.form_of != now.form_of)
             layout = new if switches else now
-            planned.append(Review(step, times, latest.step_s, expected_s, before_s, after_s, layout, switched=switches))
+            found = (step, times, seen, latest.step_s, expected_s, before_s, after_s)
+            planned.append(Review(*found, layout, switched=switches))
             if switches and now.selected:
                 kept.update(residuals.read(channel, job.engine))
             return [f"{layout.digest:016x}", before_s, after_s]

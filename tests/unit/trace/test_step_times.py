@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 
@@ -49,6 +52,43 @@ def test_the_latest_rank_counts_for_each_tensor_and_a_longer_update_makes_its_gr
     assert step_times.latest(ranks) == Measured((0.5, 0.3), 1.1, 0.25)
     ranks = [Measured((0.5, 0.25), 1.0, 0.5), Measured((0.5, 0.375), 1.0, 0.25)]
     assert step_times.latest(ranks) == Measured((0.75, 0.5), 1.0, 0.25)
+
+
+def test_each_step_counts_with_the_rank_that_is_the_latest_in_it() -> None:
+    """Two ranks are late in turn: their medians are alike, and each step waits for the other one."""
+
+    def rank(late: int) -> RecentSteps:
+        steps = np.arange(4, 25)
+        delay_s = np.where(steps % 2 == late, 0.2, 0.0)
+        begins_s = 100.0 + 2 * np.arange(len(steps))
+        arrival_offset_s = np.stack([1.0 + delay_s, 0.5 + delay_s, 0.75 + delay_s], axis=1)
+        return RecentSteps(steps, begins_s, begins_s + 1.75, arrival_offset_s)
+
+    found = [step_times.measured(rank(late)) for late in (0, 1)]
+    ranks = [of_rank for of_rank in found if of_rank is not None]
+    assert [of_rank.ready_s for of_rank in ranks] == [pytest.approx((1.1, 0.6, 0.85))] * 2
+    latest = step_times.latest(ranks)
+    assert latest.ready_s == pytest.approx((1.2, 0.7, 0.95))
+    assert (latest.step_s, latest.update_s) == (pytest.approx(2.0), pytest.approx(0.25))
+    again = [Measured.from_json(json.loads(json.dumps(dataclasses.asdict(of_rank)))) for of_rank in ranks]
+    assert again == ranks
+    fewer = [dataclasses.replace(ranks[0], arrivals_s=ranks[0].arrivals_s[1:]), ranks[1]]
+    assert step_times.latest(fewer).ready_s == pytest.approx((1.1, 0.6, 0.85)), "of other steps"
+
+
+def test_a_sample_tells_how_late_the_tensors_between_are() -> None:
+    count, steps = 100, np.arange(4, 15)
+    offsets_s = np.tile(np.linspace(1.0, 0.1, count), (len(steps), 1))
+    begins_s = 2.0 * np.arange(len(steps))
+
+    def rank(late: int) -> Measured:
+        arrivals_s = offsets_s * np.where(steps % 2 == late, 1.5, 1.0)[:, np.newaxis]
+        found = step_times.measured(RecentSteps(steps, begins_s, begins_s + 2.0, arrivals_s))
+        assert found is not None
+        assert {len(of_step) for of_step in found.arrivals_s} == {step_times.SAMPLE + 1}
+        return found
+
+    assert step_times.latest([rank(0), rank(1)]).ready_s == pytest.approx(1.5 * offsets_s[0])
 
 
 def test_tensors_that_do_not_travel_are_ready_at_once() -> None:
