@@ -101,6 +101,7 @@ def test_the_plans_of_the_repository_are_whole(name: str, models: set[str], opti
         ("{density: 0.01}", "{density: 0.01, until: 400}", "say until beside topk"),
         ("warmup: 0.5", "warmup: 0.5, until: 0.5", "warmup must end before until"),
         ("warmup: 0.5", "until: 1.0", "settings.hitopk.until"),
+        ("  dense: {}", "  dense: {local: {every: 2, start: 3}}", "say warmup beside local"),
         ("  dense: {}", "  dense: {codec: 'quantized:3'}", "codec 'quantized:3': Quantized, bits"),
         ("  dense: {}", "  dense: {peer: 'jax'}", "settings.dense.peer"),
         ("  dense: {}", "  dense: {peer: 'pytorch'}", "it trains the model cnn only"),

@@ -90,7 +90,7 @@ def step(rows: Sequence[Row], path: Path) -> None:
             # a white edge would hide the shortest
             edge = "white" if done - begin > 0.01 * end else colour
             axis.barh(0, done - begin, left=begin, color=colour, edgecolor=edge, linewidth=0.5)
-        axis.plot(row.ready_s, [0.5] * len(row.ready_s), "k|", markersize=6, label="a bucket is ready")
+        axis.plot(row.predicted.ready_s, [0.5] * row.buckets, "k|", markersize=6, label="a bucket is ready")
         axis.set_yticks([0, 1], ["communication", "computation"])
         axis.set_xlim(0, end * 1.02)
         axis.set_title(f"{row.bucketer}, {_count(row.buckets)}, {row.ranks} ranks: {row.iteration_s * 1e3:.4g} ms")

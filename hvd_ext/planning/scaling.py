@@ -44,11 +44,6 @@ class Row:
         return len(self.members)
 
     @property
-    def ready_s(self) -> tuple[float, ...]:
-        """When each bucket is ready, seconds from the begin of the step."""
-        return tuple(max(self.times.ready_s[place] for place in places) for places in self.members)
-
-    @property
     def exposed_s(self) -> float:
         """The communication after the end of the backward pass, t_c^no of MG-WFBP's Table I, seconds."""
         return self.predicted.exposed_s

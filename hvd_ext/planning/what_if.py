@@ -1,4 +1,4 @@
-"""What a step would take if something were changed: a faster link, one host more, fewer bytes, or later updates."""
+"""What a step would take if something were changed: links, hosts, bytes, or how often and how late hosts exchange."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hvd_ext.topology.scale import scaled
 from hvd_ext.topology.tree import Link, Tree, relinked
 
 FASTER = (2, 10)
+LOCAL_STEPS = (16, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,14 @@ def on_a_cluster(
         except PlanError as error:
             changes.append(Change(name, None, why_not=str(error)))
     changes.append(_change("half precision on the wire", now, best_row(wire="float16")))
+    if len(tree.hosts()) == 1:
+        changes += [Change(f"LocalSteps(every={every})", None, why_not="there is one host") for every in LOCAL_STEPS]
+    else:
+        inside = max((best_row(tree.subset(host)) for host in tree.hosts()), key=lambda row: row.iteration_s)
+        few = Quantized(bits=4, vectors=True)
+        for name, sent in (("", None), (", Quantized(bits=4)", few)):
+            outer = best_row(of=_at_once(times), codec=sent)
+            changes += [_local(f"LocalSteps(every={every}){name}", now, inside, outer, every) for every in LOCAL_STEPS]
     changes.append(_late(now, best_row(of=_at_once(times))))
     changes.append(_gathered(now, lane_prices.dense_table(tree, algorithm), times, bucketers))
     return changes
@@ -159,6 +168,17 @@ def _at_once(times: StepTimes) -> StepTimes:
 def _late(now: Row, communication: Row) -> Change:
     iteration_s = max(now.alone_s, communication.exposed_s)
     return Change("updates one step late", communication, iteration_s, now.iteration_s / iteration_s)
+
+
+def _local(name: str, now: Row, inside: Row, outer: Row, every: int) -> Change:
+    """Prices local steps: hosts reduce alone, and an outer step in which all bytes travel follows each `every` steps.
+
+    Args:
+        inside: the steps of the host that takes longest.
+        outer: the outer step, which is exposed communication only.
+    """
+    iteration_s = inside.iteration_s + outer.exposed_s / every
+    return Change(name, replace(outer, ranks=now.ranks), iteration_s, now.iteration_s / iteration_s)
 
 
 def _cheaper(price: lane.Table, factor: float) -> lane.Table:

@@ -96,7 +96,7 @@ class Setting(BaseModel):
         topk: keywords of `hvd_ext.TopK`; empty for dense gradients, or another codec.
         codec: another compression, as on a command line ("sign", "quantized:4", "fp16", "lowrank:4", "auto"), after the
             dense steps of a warm-up.
-        warmup: the share of all steps that belong to the warm-up, 0 to 1.
+        warmup: the share of all steps that belong to the warm-up, 0 to 1; of local steps, those before their start.
         warmup_densities: of these steps, falling; empty for those of `hvd_ext.Warmup`, [1.0] for dense steps.
         until: the share of all steps after which gradients are sent whole (`hvd_ext.TopK(until=...)`); 0 for never.
         peer: what trains instead of hvd_ext: "pytorch" (DistributedDataParallel over gloo), or one of its communication
@@ -128,10 +128,12 @@ class Setting(BaseModel):
     @model_validator(mode="after")
     def _compressed(self) -> Setting:
         for name, share in (("warmup", self.warmup), ("until", self.until)):
-            if share and not self.topk and not (self.codec and name == "warmup"):
+            if share and not self.topk and not ((self.codec or self.local) and name == "warmup"):
                 raise ValueError(f"a {'setting with a codec' if self.codec else 'dense setting'} has no {name}")
             if name in self.topk:
                 raise ValueError(f"say {name} beside topk, as a share of the steps")
+        if "start" in self.local:
+            raise ValueError("say warmup beside local, as a share of the steps, for start")
         if self.codec and (self.topk or self.warmup_densities):
             raise ValueError(f"codec {self.codec!r}: must be without topk and warmup_densities")
         self.compression()

@@ -28,7 +28,7 @@ from hvd_ext.compression.topk import WARMUP_DENSITIES, TopK
 if TYPE_CHECKING:
     import keras
 
-# Steps before those that are timed: in the first, functions are traced and buffers are made.
+# Steps before those that are timed: buckets are planned again after 20 and 40.
 UNTIMED = 43
 # The share of the steps in which the learning rate rises (Goyal et al. 2017, section 2.2), and where it ends.
 RISE, LAST_SHARE = 0.1, 0.05
@@ -99,11 +99,11 @@ def optimizer(facts: dict[str, Any], steps: int) -> Any:
     # a step is timed as it is after the warm-up
     warmed = round(how["warmup"] * steps) if facts["seed"] is not None else 0
     keywords = dict(how["topk"])
-    local = hvd.LocalSteps(**how["local"]) if how.get("local") else None
+    local = hvd.LocalSteps(**how["local"], start=warmed) if how.get("local") else None
     wrap = functools.partial(hvd.DistributedOptimizer, plain, algorithm=how["algorithm"], local_steps=local)
     if how.get("codec"):
         sent = Setting(codec=how["codec"]).compression()
-        return wrap(compression=dataclasses.replace(sent, dense_steps=warmed) if warmed else sent)
+        return wrap(compression=dataclasses.replace(sent, dense_steps=warmed) if warmed and not local else sent)
     if not keywords:
         return wrap()
     if warmed:
@@ -202,6 +202,8 @@ def timed(facts: dict[str, Any], data: data_sets.Data) -> dict[str, Any]:
         for density in (how["warmup_densities"] or WARMUP_DENSITIES if how["warmup"] and how["topk"] else ())
         if density > how["topk"].get("density", TopK().density)
     ]
+    if how["warmup"] and how.get("local"):
+        warmed = [_step_seconds({**facts, "how": {**how, "local": {}}}, data)[0]]
     dense = {**facts, "how": {**how, "algorithm": "auto", "topk": {}}}
     whole = _step_seconds(dense, data)[0] if how.get("until") else []
     slowest, model = _step_seconds(facts, data)

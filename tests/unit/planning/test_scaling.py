@@ -31,6 +31,7 @@ NAMES = [
     *(f"Quantized(bits={bits})" for bits in (8, 4, 1)),
     'compression="auto"',
     "half precision on the wire",
+    *(f"LocalSteps(every={every}){codec}" for codec in ("", ", Quantized(bits=4)") for every in (16, 64)),
     "updates one step late",
     "gathers behind the next forward pass",
 ]
@@ -41,7 +42,8 @@ def test_a_row_has_the_times_of_the_counterexample() -> None:
     assert ends["mgwfbp"].iteration_s == 9.0 and ends["optimal"].iteration_s == 8.0
     assert (ends["wfbp"].buckets, ends["single"].buckets) == (3, 1)
     row = ends["optimal"]
-    assert (row.ready_s, row.predicted.begins_s, row.predicted.ends_s) == ((1.0, 4.0), (1.0, 4.0), (4.0, 8.0))
+    found = row.predicted
+    assert (found.ready_s, found.begins_s, found.ends_s) == ((1.0, 4.0), (1.0, 4.0), (4.0, 8.0))
     assert (row.exposed_s, row.alone_s, row.efficiency) == (4.0, 4.0, 0.5)
     assert scaling.best(list(ends.values())) is row
     auto = scaling.on_line(TWO_AND_ONE, COUNTEREXAMPLE, "auto")
@@ -75,6 +77,8 @@ def test_every_change_is_priced_and_the_best_is_named() -> None:
     assert gains["TopK(0.01)"] > 1.5 and 1.2 < gains["half precision on the wire"] < 2.0
     assert 1.0 < gains["Quantized(bits=8)"] < gains["Quantized(bits=4)"]
     assert gains['compression="auto"'] >= 0.94 * gains["Quantized(bits=8)"]
+    local = [gains[name] for name in NAMES if name.startswith("LocalSteps")]
+    assert gains["half precision on the wire"] < local[0] < min(local[1:3]) and max(local[1:3]) < local[3]
     assert gains["updates one step late"] > 1.0 and gains["gathers behind the next forward pass"] >= 1.0
     assert what_if.winner(found).gain == max(gains.values())
     more = next(change for change in found if change.name == "one host more")
@@ -82,9 +86,27 @@ def test_every_change_is_priced_and_the_best_is_named() -> None:
     assert all(change.as_json()["what_if"] == change.name for change in found)
 
 
+def test_local_steps_share_an_outer_step_that_waits_for_all_bytes() -> None:
+    """Hosts of one rank send nothing between outer steps; on uneven hosts the one with more ranks is awaited."""
+    tree = cluster([1, 1], SHARED_MEMORY, SLOW)
+    found = {change.name: change for change in what_if.on_a_cluster(tree, TIMES, ("single",))}
+    alone_s = TIMES.computed_s + (TIMES.update_s or 0.0)
+    (whole,) = scaling.rows(tree, TIMES, ("single",))
+    local = found["LocalSteps(every=16)"]
+    assert local.iteration_s == pytest.approx(alone_s + whole.exposed_s / 16, rel=0.01)
+    assert local.row is not None and local.row.ranks == 2
+    assert local.gain == pytest.approx(whole.iteration_s / local.iteration_s)
+    uneven = cluster([2, 1], SHARED_MEMORY, SLOW)
+    (inside,) = scaling.rows(uneven.subset([0, 1]), TIMES, ("single",))
+    changes = {change.name: change for change in what_if.on_a_cluster(uneven, TIMES, ("single",))}
+    assert inside.exposed_s > 0
+    assert changes["LocalSteps(every=64)"].iteration_s > inside.iteration_s
+
+
 def test_what_cannot_be_priced_says_why() -> None:
     found = {change.name: change for change in what_if.on_a_cluster(from_hosts(["a"] * 4), TIMES, ("single",))}
     assert found[NAMES[1]].why_not == "there is one host" and found[NAMES[1]].gain == 0
+    assert found["LocalSteps(every=64)"].why_not == "there is one host"
     assert "says nothing of a link to others" in found["one host more"].why_not
     assert found["one host more"].as_json() == {"what_if": "one host more", "why_not": found["one host more"].why_not}
     line = {change.name: change for change in what_if.on_a_line(lane.line(1e-3, 1e-9), TIMES)}
