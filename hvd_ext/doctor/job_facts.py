@@ -21,18 +21,11 @@ import psutil
 import hvd_ext
 from hvd_ext.build import child
 from hvd_ext.doctor import checks
-from hvd_ext.engine import libraries
+from hvd_ext.engine import gpus, libraries
 from hvd_ext.job import launch
 from hvd_ext.options import environment
 
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID", "HOROVOD_RANK")
-PLACES = (
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "SLURM_LOCALID",
-    "HOROVOD_LOCAL_RANK",
-)
 # prefix of the names of launchers and their daemons -> the program beside them that can print its version
 LAUNCHERS = {
     "mpirun": "mpirun",
@@ -115,7 +108,7 @@ def of_launcher(environ: Mapping[str, str]) -> Facts:
     except ValueError as error:
         refused = str(error)
         by = "horovodrun"
-    return Facts(_number(environ, RANKS), _number(environ, PLACES), platform.node(), by, refused, size)
+    return Facts(_number(environ, RANKS), _number(environ, gpus.PLACES), platform.node(), by, refused, size)
 
 
 def collect(environ: Mapping[str, str], *, of_host: bool) -> Facts:

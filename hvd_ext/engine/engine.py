@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hvd_ext.engine import native, spec
+from hvd_ext.engine import gpus, native, spec
 from hvd_ext.engine.channels import OpenChannel
 from hvd_ext.engine.native import call as _call
 from hvd_ext.engine.partial import PartialChannels
@@ -208,4 +208,7 @@ def interfaces(options: Options) -> str:
 def _config(options: Options) -> ctypes.Structure:
     waits = (options.stall_warn_s, options.stall_fatal_s)
     tcp = _TRANSPORTS[options.transport]
-    return spec.Config(*waits, options.window, options.shared_memory, tcp, interfaces(options).encode())
+    gpu, library = (gpus.number(os.environ), gpus.library()) if options.gpu_buckets else (-1, "")
+    return spec.Config(
+        *(*waits, options.window, options.shared_memory, tcp, interfaces(options).encode(), gpu, library.encode())
+    )

@@ -16,6 +16,7 @@ ENGINE_LIBRARY = "libhvd_ext_engine.so"
 OPS_LIBRARY = "libhvd_ext_ops.so"
 CACHE_LIBRARY = "libhvd_ext_cache.so"
 DATA_LIBRARY = "libhvd_ext_data.so"
+GPU_LIBRARY = "libhvd_ext_gpu.so"  # only where the build found nvcc
 DATA = (CACHE_LIBRARY, DATA_LIBRARY)  # these need neither MPI nor the engine
 ALL = (ENGINE_LIBRARY, OPS_LIBRARY, *DATA)
 RECORD = "build.json"

@@ -90,6 +90,8 @@ def init(
         interrupts.start()
         session = membership.session()
         if session is not None:
+            if settings.gpu_buckets:
+                raise InvalidError("gpu_buckets: an elastic job does not know which GPU is a rank's; leave it out")
             one_process.claim(os.environ)
             if session.waits:
                 _join(engine.start_local(settings), plan, settings, requested, process_sets, comm)

@@ -102,8 +102,8 @@ PROBES = ("auto", "refresh", "off")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of a job, equal on all ranks except for cache, the two stall times, shared_memory, interfaces and
-    quiet.
+    """The options of a job, equal on all ranks except for cache, the two stall times, shared_memory, interfaces,
+    gpu_buckets and quiet.
 
     Args:
         algorithm: "auto", or the name of an allreduce algorithm ("ring", "two_level", "flexreduce").
@@ -128,6 +128,7 @@ class Options:
             at the start of the job.
         interfaces: the network interfaces that "tcp" uses, by name or as networks ("eth0,10.0.0.0/24"); empty for those
             that Open MPI is told to use (btl_tcp_if_include), else for all that are up.
+        gpu_buckets: whether this rank keeps buckets in the memory of its GPU (docs/gpu.md). Not yet used on a GPU.
         trace: the folder for a trace of every bucket, on all ranks or on none; None for no trace.
         quiet: rank 0 does not print what runs (version, ranks, hosts, algorithm, buckets). Warnings stay.
         explain: rank 0 prints a table of the buckets, and of the reasons for them, whenever they were planned.
@@ -151,6 +152,7 @@ class Options:
     shared_memory: bool = True
     transport: str = "auto"
     interfaces: str = ""
+    gpu_buckets: bool = False
     trace: str | Path | None = None
     quiet: bool = False
     explain: bool = False
@@ -179,7 +181,7 @@ class Options:
                 f"interfaces ({self.interfaces!r}): must be names of network interfaces, or networks such as "
                 "10.0.0.0/24, with commas between them"
             )
-        for field in ("shared_memory", "quiet", "explain"):
+        for field in ("shared_memory", "gpu_buckets", "quiet", "explain"):
             if not isinstance(getattr(self, field), bool):
                 raise InvalidError(f"{field} ({getattr(self, field)!r}): must be True or False")
 
@@ -251,6 +253,7 @@ SETTINGS: tuple[Setting, ...] = (
         "interfaces",
         "network interfaces that tcp uses, as in eth0,10.0.0.0/24; empty: Open MPI's btl_tcp_if_include, or all",
     ),
+    Setting("gpu_buckets", "1: buckets lie in the memory of this rank's GPU; not yet used on a GPU"),
     Setting("trace", "folder for a trace of every bucket, which the command `trace` reads; empty: no trace"),
     Setting("quiet", "1: rank 0 does not print what runs (ranks, hosts, algorithm, buckets)"),
     Setting("explain", "1: rank 0 prints a table of the buckets whenever they are planned"),

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = ROOT / "hvd_ext" / "lib"
 # Under sanitizers only the first is built.
 PROGRAMS = (
-    *("hvd_ext_native_tests", "hvd_ext_cache_kills", "hvd_ext_gpu_tests"),
+    *("hvd_ext_native_tests", "hvd_ext_cache_kills", "hvd_ext_gpu_tests", "hvd_ext_gpu_stand_in"),
     *("hvd_ext_mpi_tests", "hvd_ext_mpi_life"),
 )
 # Builds that other tests hold up, on a slow machine, end in this time all the same.

@@ -230,3 +230,14 @@ class GpuDevice : public Device {
 std::shared_ptr<Device> MakeGpuDevice(int gpu) { return std::make_shared<GpuDevice>(gpu); }
 
 }  // namespace hvd_ext
+
+const char* hvd_ext_gpu_device(int gpu, std::shared_ptr<hvd_ext::Device>* device) {
+  thread_local std::string error;
+  try {
+    *device = hvd_ext::MakeGpuDevice(gpu);
+    return nullptr;
+  } catch (const std::exception& e) {
+    error = e.what();
+    return error.c_str();
+  }
+}

@@ -1,4 +1,4 @@
-// Buckets in the memory of a GPU (CUDA). It is part of libhvd_ext_gpu.so; no op uses it yet.
+// Buckets in the memory of a GPU (CUDA); a part of libhvd_ext_gpu.so.
 #pragma once
 
 #include <memory>
@@ -12,3 +12,7 @@ namespace hvd_ext {
 std::shared_ptr<Device> MakeGpuDevice(int gpu);
 
 }  // namespace hvd_ext
+
+// For LoadGpuDevice: the same without an exception. Returns null, or why there is no device; the text is this thread's,
+// until its next call.
+extern "C" const char* hvd_ext_gpu_device(int gpu, std::shared_ptr<hvd_ext::Device>* device);

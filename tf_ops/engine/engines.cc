@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/mutex.h"
+#include "engine/device_library.h"
 #include "engine/registry.h"
 #include "engine/transport.h"
 
@@ -121,8 +122,11 @@ Status OfStopped(const std::string& what, int64_t handle) {
                  "init()");
 }
 
-Status StartJob(const Config& config, const MakeBase& make, std::shared_ptr<Engine>* engine) {
+Status StartJob(Config config, const MakeBase& make, std::shared_ptr<Engine>* engine) {
   if (IsForked()) return Invalid(kForked);
+  if (config.gpu >= 0) {
+    HVD_EXT_RETURN_IF_ERROR(LoadGpuDevice(config.gpu_library, static_cast<int>(config.gpu), &config.device));
+  }
   Process& process = TheProcess();
   std::lock_guard<std::mutex> life(process.life);
   if (Entry(0).engine != nullptr) return Invalid("an engine runs already in this process; call shutdown() first");
@@ -162,6 +166,7 @@ Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config c
     HVD_EXT_RETURN_IF_ERROR(WithPaths(std::move(subset), config, &transport));
   }
   for (int rank : ranks) config.numbers.push_back(rank);
+  config.device = of.engine->device();
   std::lock_guard<std::mutex> life(process.life);
   if (Entry(parent).engine != of.engine) return NoneRuns();  // it has stopped meanwhile
   return Start(std::move(transport), config, of.engine->generation(), engine);

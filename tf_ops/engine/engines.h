@@ -14,7 +14,7 @@ namespace hvd_ext {
 // Makes the transport of a job that all others stand in front of.
 using MakeBase = std::function<Status(std::shared_ptr<Transport>*)>;
 // Starts the job's engine; null makes one of one rank. kInvalid while one runs.
-Status StartJob(const Config& config, const MakeBase& make, std::shared_ptr<Engine>* engine);
+Status StartJob(Config config, const MakeBase& make, std::shared_ptr<Engine>* engine);
 // Starts an engine for some ranks of a running one. `ranks` ascend, and this rank is one of them. These ranks call it
 // together; ranks that share several sets start them in one order. `tag` numbers the set, and is equal on its ranks.
 Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config config, std::shared_ptr<Engine>* engine);

@@ -257,6 +257,13 @@ std::string Left() {
 
 }  // namespace hvd_ext::gpu::stand_in
 
+// Left, for Python; the text is this thread's, until its next call.
+extern "C" const char* hvd_ext_stand_in_left() {
+  thread_local std::string left;
+  left = hvd_ext::gpu::stand_in::Left();
+  return left.c_str();
+}
+
 using namespace hvd_ext::gpu::stand_in;
 
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }

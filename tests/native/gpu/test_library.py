@@ -40,6 +40,7 @@ def test_the_library_shows_the_functions_of_its_headers_only():
     )
     names = {line.split()[-1] for line in listed.stdout.splitlines()}
     assert {name for name in names if not name.startswith("_")} == {
+        "hvd_ext_gpu_device",
         "hvd_ext_norms_gpu",
         "hvd_ext_norms_gpu_error",
         "hvd_ext_norms_gpu_workspace",

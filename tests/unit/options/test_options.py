@@ -32,6 +32,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "shared_memory": ("0", False),
     "transport": ("tcp", "tcp"),
     "interfaces": ("eth0,eth1", "eth0,eth1"),
+    "gpu_buckets": ("1", True),
     "trace": ("traces", "traces"),
     "quiet": ("1", True),
     "explain": ("1", True),

@@ -1,0 +1,71 @@
+"""Jobs of real processes with buckets on the GPU, which is the stand-in for CUDA."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvd_ext.cluster.spec import Spec, topology
+from hvd_ext.engine import gpus
+from hvd_ext.errors import NativeLibraryError
+from tests.native.builds import ROOT, built, must_succeed, run
+
+LIMIT_S = 900
+
+
+def library() -> Path:
+    return built() / "tests" / "gpu" / "libhvd_ext_gpu_stand_in.so"
+
+
+def mpirun(ranks: int, *command: str) -> list[str]:
+    return ["mpirun", "-np", str(ranks), "--oversubscribe", "--bind-to", "none", sys.executable, *command]
+
+
+@pytest.mark.slow
+def test_a_job_has_the_same_bits_as_with_buckets_in_the_host_s_memory(tmp_path):
+    path = tmp_path / "topology.yaml"
+    path.write_text(topology(Spec((2, 1), rate="10mbit")))
+    command = mpirun(3, "-m", "tests.native.gpu.job", str(library()))
+    changes = {"HVD_EXT_TOPOLOGY": str(path), "CUDA_VISIBLE_DEVICES": "0", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    output = must_succeed(command, LIMIT_S, PYTHONPATH=str(ROOT), **changes)
+    assert output.count("equal bits") == 3
+
+
+@pytest.mark.slow
+def test_a_gpu_that_is_not_there_is_an_error_on_its_rank(tmp_path):
+    """The stand-in has two; the third rank of the host asks for a third one."""
+    script = (
+        "import pathlib, sys, hvd_ext as hvd\nfrom hvd_ext.engine import gpus\n"
+        "gpus.LIBRARY = pathlib.Path(sys.argv[1])\nhvd.init(hvd.Options(gpu_buckets=True))"
+    )
+    code, output = run(mpirun(3, "-c", script, str(library())), LIMIT_S, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="2")
+    assert code != 0
+    assert "InvalidError: buckets on the GPU: GPU 2 cannot be used: GPU: " in output
+    assert "cudaErrorInvalidDevice" in output
+
+
+@pytest.mark.slow
+def test_a_library_of_something_else_is_an_error():
+    script = (
+        "import pathlib, sys, hvd_ext as hvd\nfrom hvd_ext.engine import gpus\n"
+        "gpus.LIBRARY = pathlib.Path(sys.argv[1])\nhvd.init(hvd.Options(gpu_buckets=True))"
+    )
+    for path, words in [(gpus.libraries.LIBRARIES / "libhvd_ext_cache.so", "version"), (Path(__file__), "not load")]:
+        code, output = run([sys.executable, "-c", script, str(path)], LIMIT_S, PYTHONPATH=str(ROOT))
+        assert code != 0
+        assert "InvalidError: buckets on the GPU: " in output and words in output
+
+
+def test_the_number_of_a_rank_s_gpu():
+    assert gpus.number({}) == 0
+    assert gpus.number({"OMPI_COMM_WORLD_LOCAL_RANK": "3"}) == 3
+    assert gpus.number({"SLURM_LOCALID": "2", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}) == 2
+    assert gpus.number({"SLURM_LOCALID": "2", "CUDA_VISIBLE_DEVICES": "5"}) == 0
+
+
+def test_a_library_that_was_not_built_is_an_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpus, "LIBRARY", tmp_path / "none.so")
+    with pytest.raises(NativeLibraryError, match="the build found no nvcc that works; .* python -m hvd_ext build"):
+        gpus.library()
