@@ -139,6 +139,8 @@ class Channels:
         layout: Layout,
         handle_of: Callable[[LogicalPlan], int],
         partial: ctypes.Structure | None = None,
+        *,
+        on_device: bool = False,
     ) -> int:
         """Open a channel; all ranks open their channels in the same order, with equal arguments.
 
@@ -148,6 +150,7 @@ class Channels:
                 order of the layout.
             handle_of: returns the engine's handle of a plan, which `Engine.add_plan` made.
             partial: what makes its rounds partial (`hvd_ext.engine.partial`); None if steps wait for all ranks.
+            on_device: whether its tensors are given and taken in the memory of the engine's GPU.
 
         Returns:
             The channel's handle.
@@ -156,7 +159,7 @@ class Channels:
             InvalidError: the layout breaks a rule of the engine, for example with a tensor in two buckets.
         """
         handle = ctypes.c_int64()
-        described = _described(name, layout, handle_of, partial)
+        described = _described(name, layout, handle_of, partial, on_device=on_device)
         _call("hvd_ext_channel_open", self.generation, ctypes.byref(described), ctypes.byref(handle))
         opened = OpenChannel(name, [(1, layout)], partial is not None)
         self.channels[lane_of(handle.value)] = self._open[handle.value] = opened
@@ -438,7 +441,12 @@ def lane_of(channel: int) -> int:
 
 
 def _described(
-    name: str, layout: Layout, handle_of: Callable[[LogicalPlan], int], partial: ctypes.Structure | None = None
+    name: str,
+    layout: Layout,
+    handle_of: Callable[[LogicalPlan], int],
+    partial: ctypes.Structure | None = None,
+    *,
+    on_device: bool = False,
 ) -> ctypes.Structure:
     """Describe a channel; see `Channels.open_channel`."""
     tensors = layout.engine_tensors
@@ -463,6 +471,7 @@ def _described(
         n_buckets=len(buckets),
         buckets=(spec.Bucket * len(buckets))(*buckets),
         partial=None if partial is None else ctypes.pointer(partial),
+        on_device=on_device,
     )
 
 

@@ -131,18 +131,19 @@ class Runtime:
                 self.plans[handle] = plan
             return self._handles[digest]
 
-    def open(self, name: str, layout: Layout, partial: Partial | None = None) -> int:
+    def open(self, name: str, layout: Layout, partial: Partial | None = None, *, on_device: bool = False) -> int:
         """Open a channel of the engine; all ranks call it in the same order, with equal layouts.
 
         Args:
             partial: what makes its rounds partial; None if steps wait for all ranks.
+            on_device: whether its tensors are given and taken in the memory of this rank's GPU.
 
         Raises:
             PlanError: a plan does not compute its collective.
             InvalidError: the engine refused the layout.
         """
         if partial is None:
-            return self.engine.open_channel(name, layout, self.prepare)
+            return self.engine.open_channel(name, layout, self.prepare, on_device=on_device)
         hosts = {rank: host for host, ranks in enumerate(self.tree.hosts()) for rank in ranks}
         table = self.allreduce(TABLE_NBYTES * self.engine.size)
         described = partial.described(

@@ -13,6 +13,7 @@ import tensorflow as tf
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, runtime
 from hvd_ext.job.log import logger
+from hvd_ext.tensorflow import ops
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _logged: set[str] = set()  # the warnings that this process has logged
@@ -72,11 +73,19 @@ def pin_gpu(*, memory_growth: bool = True) -> Any:
 
 def on_gpu(variables: Iterable[Any]) -> bool:
     """Tell whether variables, of Keras or of TensorFlow, are all on GPUs; what has no device is not."""
-    tensors = (
-        variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
-        for variable in variables
-    )
-    return all(":GPU:" in (getattr(variable, "device", None) or "") for variable in tensors)
+    return all(":GPU:" in device_of(variable) for variable in variables)
+
+
+def device_of(variable: Any) -> str:
+    """Return TensorFlow's name of the device of a variable, of Keras or of TensorFlow; "" if it has none."""
+    tensor = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
+    return getattr(tensor, "device", None) or ""
+
+
+def of_buckets(variables: Sequence[Any], job: runtime.Runtime) -> str:
+    """Return the GPU of all variables, if the job keeps buckets there, else the host; the names are TensorFlow's."""
+    names = {device_of(variable) for variable in variables} if job.options.gpu_buckets else set()
+    return names.pop() if len(names) == 1 and on_gpu(variables) else ops.HOST
 
 
 def choose(answers: Sequence[Seen]) -> list[int | None]:

@@ -1,6 +1,7 @@
 """The TensorFlow ops of tf_ops/ops, which are loaded at their first use; their errors, and the names of calls.
 
-They run on the CPU: tensors of a GPU go through host memory, and XLA compiles none of them.
+They run on the CPU: tensors of a GPU go through host memory, but for channels whose tensors lie on the GPU
+(`Channel.device`). XLA compiles none of them.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _INDEPENDENT = (
     "HvdExt>Reducescatter",
     "HvdExt>Alltoall",
 )
+HOST = "CPU:0"
 _DECORATION = re.compile(r"^\{\{[^}]*\}\}\s*|\s*\[Op:HvdExt>\w+\].*$", re.DOTALL)
 
 
@@ -48,7 +50,7 @@ def plain(function: Function) -> Function:
 
 
 class _OnHost:
-    """The functions of a library of ops, which run on the CPU, but those named `anywhere` on the caller's device."""
+    """The functions of a library of ops, which run on the host, but those named `anywhere` on the caller's device."""
 
     def __init__(self, module: Any, anywhere: Sequence[str] = ()) -> None:
         self._module, self._anywhere = module, anywhere
@@ -60,7 +62,7 @@ class _OnHost:
 
         @functools.wraps(plain)
         def on_host(*args: Any, **kwargs: Any) -> Any:
-            with tf.device("CPU:0"):
+            with tf.device(HOST):
                 return plain(*args, **kwargs)
 
         setattr(self, name, on_host)
@@ -91,7 +93,7 @@ def library() -> Any:
         ) from None
     _keep_independent()
     _register_gradients()
-    return _OnHost(module, anywhere=("hvd_ext_together",))
+    return _OnHost(module, anywhere=("hvd_ext_together", "hvd_ext_submit", "hvd_ext_collect", "hvd_ext_reduce_step"))
 
 
 def refuse_xla(label: str) -> None:
@@ -126,22 +128,33 @@ def end_step(ok: tf.Tensor, channel: int) -> tf.Operation | None:
     return library().hvd_ext_end_step(ok, channel=channel)
 
 
-def submit(gradients: Sequence[tf.Tensor], channel: int, tensors: Sequence[int]) -> tf.Tensor:
+def submit(gradients: Sequence[tf.Tensor], channel: int, tensors: Sequence[int], device: str = HOST) -> tf.Tensor:
     """Hand gradients over to the engine; see the op's text in tf_ops/ops/gradient.cc."""
-    return library().hvd_ext_submit(gradients, channel=channel, tensors=tensors)
+    with tf.device(device):
+        return library().hvd_ext_submit(gradients, channel=channel, tensors=tensors)
 
 
 def collect(
-    tickets: Sequence[tf.Tensor], dtype: str, shapes: Sequence[Sequence[int]], channel: int, tensors: Sequence[int]
+    tickets: Sequence[tf.Tensor],
+    dtype: str,
+    shapes: Sequence[Sequence[int]],
+    channel: int,
+    tensors: Sequence[int],
+    device: str = HOST,
 ) -> list[tf.Tensor]:
     """Get reduced gradients back from the engine; see the op's text in tf_ops/ops/gradient.cc."""
     count, kind = len(tensors), tf.as_dtype(dtype)
-    return list(library().hvd_ext_collect(tickets, N=count, T=kind, shapes=shapes, channel=channel, tensors=tensors))
+    of_channel = {"channel": channel, "tensors": tensors}
+    with tf.device(device):
+        return list(library().hvd_ext_collect(tickets, N=count, T=kind, shapes=shapes, **of_channel))
 
 
-def reduce_step(gradients: Sequence[tf.Tensor], channel: int, tensors: Sequence[int]) -> list[tf.Tensor]:
+def reduce_step(
+    gradients: Sequence[tf.Tensor], channel: int, tensors: Sequence[int], device: str = HOST
+) -> list[tf.Tensor]:
     """Reduce gradients in a step of their own; see the op's text in tf_ops/ops/gradient.cc."""
-    return list(library().hvd_ext_reduce_step(gradients, channel=channel, tensors=tensors))
+    with tf.device(device):
+        return list(library().hvd_ext_reduce_step(gradients, channel=channel, tensors=tensors))
 
 
 def together(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import keras
@@ -10,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
+from hvd_ext.job import runtime
 from hvd_ext.keras.optimizers import models
 from hvd_ext.tensorflow import devices
 from tests import pages
@@ -170,6 +172,30 @@ def test_gradients_of_a_job_with_one_rank_stay_on_its_gpu(monkeypatch: pytest.Mo
     assert bool(traced()) == (size > 1)
     assert traced(compression=hvd.Compression.fp16)
     assert traced(compression=hvd.TopK(0.5, min_elements=0))
+
+
+def test_gradients_are_handed_over_on_the_gpu_that_has_the_buckets(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Traced only: there is no GPU here. Other options take their gradients where the buckets are, too."""
+    gpu = "/job:localhost/replica:0/task:0/device:GPU:0"
+    monkeypatch.setattr(devices, "device_of", lambda variable: gpu)
+    own = runtime.current().options
+    monkeypatch.setattr(runtime.current(), "options", dataclasses.replace(own, gpu_buckets=True))
+
+    def placed(**options: object) -> dict[str, bool]:
+        variables = [keras.Variable(np.zeros(3, np.float32)) for _ in range(2)]
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=hvd.Compression.fp16, **options)
+        step = tf.function(lambda *x: optimizer.apply(x, variables))
+        graph = step.get_concrete_function(*[tf.TensorSpec([3])] * 2).graph
+        ours = [one for one in graph.get_operations() if one.type.startswith("HvdExt>")]
+        return {one.type.removeprefix("HvdExt>"): "GPU:0" in one.device.upper() for one in ours}
+
+    one_op = placed()
+    assert one_op.pop("ReduceStep") and not any(one_op.values())
+    several = placed(bucket_nbytes=4)
+    assert several.pop("Submit") and several.pop("Collect") and several and not any(several.values())
+    for options in ({"delay": 1}, {"sync": "solo"}):  # results that a later step takes lie on the host
+        late = placed(**options)
+        assert "Collect" in late and not any(late.values())
 
 
 def test_our_ops_are_on_the_cpu_whatever_device_the_caller_is_on(rank: int, size: int) -> None:

@@ -40,6 +40,7 @@ class Channel:
         settings: the options that the layout depends on, as text.
         partial: what makes its rounds partial; None if steps wait for all ranks.
         delay: how many steps before its own a step's results are of; `policies.delayed` gives those of the first steps.
+        device: TensorFlow's name of the device on which gradients are taken and results given.
         flags: the bits that this rank sends along with partial rounds (`round_flags.RoundFlags`).
         rows_nbytes: for the place of each sparse gradient the most bytes that this rank sends for it.
         selects: whether some of its gradients have error feedback, at least in the first steps; each step must then
@@ -60,12 +61,14 @@ class Channel:
         settings: str,
         partial: Partial | None = None,
         delay: int = 0,
+        device: str = ops.HOST,
         *,
         until: bool = False,
     ) -> None:
         """Use `registration.open_channel`."""
         self.partial = partial
         self.delay = delay
+        self.device = device
         self.name = name
         self.kinds = kinds
         self.layout = layout
@@ -77,7 +80,7 @@ class Channel:
         self.with_momentum = layout.with_momentum
         self.whole: tf.Variable | None = None
         if until and self.selects:
-            with tf.init_scope(), tf.device("CPU:0"):
+            with tf.init_scope(), tf.device(ops.HOST):
                 self.whole = tf.Variable(False, trainable=False, name="hvd_ext_topk_whole")
         self._owner = owner
         self._handle: int | None = handle
@@ -176,15 +179,13 @@ class Channel:
             if self._is_one_op:
                 (places,) = self._collected
                 with tf.control_dependencies(last):
-                    results = [ops.reduce_step([ready[place] for place in places], handle, self._numbers(places))]
+                    given = [ready[place] for place in places]
+                    results = [ops.reduce_step(given, handle, self._numbers(places), self.device)]
             else:
                 with tf.control_dependencies(self.begin() if begun is None and self._collected else begun or []):
                     # all are handed over before the first is collected: in eager mode a collect waits
                     tickets = [[self._submit(ready, places) for places in lists] for lists in self._handed_over]
-                results = [
-                    self._collect([ticket - self.delay for ticket in given] if self.delay else given, places)
-                    for places, given in zip(self._collected, tickets, strict=True)
-                ]
+                results = [self._collect(given, places) for places, given in zip(self._collected, tickets, strict=True)]
             last[:] = [bucket[0] for bucket in results]
         return self._by_place(results)
 
@@ -256,10 +257,14 @@ class Channel:
             return self._by_place([self._collect([ticket], places) for places in self._collected])
 
     def _collect(self, tickets: Sequence[tf.Tensor], places: Sequence[int]) -> list[tf.Tensor]:
-        """Return the results of a bucket."""
+        """Return the results of a bucket, of `delay` steps before."""
+        if self.delay:
+            with tf.device(ops.HOST):
+                tickets = [ticket - self.delay for ticket in tickets]
         tensors = [self.layout.tensors[place] for place in places]
         shapes = [tensor.shape for tensor in tensors]
-        return ops.collect(tickets, tensors[0].dtype, shapes, channel=self.handle, tensors=self._numbers(places))
+        of_bucket = (self.handle, self._numbers(places), self.device)
+        return ops.collect(tickets, tensors[0].dtype, shapes, *of_bucket)
 
     def _by_place(self, results: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor | None]:
         """Give one result or None for each of the layout's tensors; `results` are those of each bucket."""
@@ -270,7 +275,7 @@ class Channel:
         return reduced
 
     def _submit(self, ready: Sequence[tf.Tensor | None], places: Sequence[int]) -> tf.Tensor:
-        return ops.submit([ready[place] for place in places], channel=self.handle, tensors=self._numbers(places))
+        return ops.submit([ready[place] for place in places], self.handle, self._numbers(places), self.device)
 
     def _numbers(self, places: Sequence[int]) -> list[int]:
         return [self.layout.engine_numbers[place] for place in places]

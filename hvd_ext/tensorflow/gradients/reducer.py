@@ -31,7 +31,7 @@ from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.planning.layout import Groups
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.state import Arrays, Everyone
-from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow import devices, ops
 from hvd_ext.tensorflow.gradients import explanation, kinds, policies, registration, succession
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.identity import Identity
@@ -104,6 +104,7 @@ class GradientSet:
         self._tensors = [
             Tensor(kinds.name(variable), tuple(variable.shape), kinds.dtype(variable).name) for variable in variables
         ]
+        self._device = devices.of_buckets(variables, job)
         self._groups = _groups(self.options.groups, self.keys)
         self._agreement = job.agreement(registration.EXCHANGE)
         self._traced: dict[str, str] = {}  # own kinds -> the ranks' kinds
@@ -263,6 +264,7 @@ class GradientSet:
             start=start,
             weights=weights,
             identity=self.identity,
+            device=self._device,
             **self.policy.plan(),
         )
         if not self.channels:

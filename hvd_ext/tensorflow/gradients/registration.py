@@ -55,8 +55,9 @@ def open_channel(
     partial: Partial | None = None,
     delay: int = 0,
     identity: Identity | None = None,
+    device: str = ops.HOST,
 ) -> Channel:
-    """Open a channel; all ranks call it, with equal arguments except for `kinds`.
+    """Open a channel; all ranks call it, with equal arguments except for `kinds` and `device`.
 
     It runs eagerly, also while a function is traced.
 
@@ -78,6 +79,7 @@ def open_channel(
             all ranks.
         delay: how many steps before its own a step's results are of.
         identity: tells the optimizer or tape from others; None: the name does.
+        device: TensorFlow's name of the device of its gradients and results (`devices.of_buckets`).
 
     Returns:
         The open channel.
@@ -146,6 +148,8 @@ def open_channel(
         return _forced(options.buckets, owner.tree, made, options.op) if forced else made
 
     until = codec is not None and codec.until is not None
+    if partial is not None or delay:  # results that a later step takes lie on the host
+        device = ops.HOST
 
     def described() -> dict[str, Any]:
         made.append(lay_out(None))
@@ -155,9 +159,9 @@ def open_channel(
     layouts = consensus.exchange(owner.engine, f"{EXCHANGE}, plans", described)
     consensus.check_same(where, layouts, owner.engine.ranks)
     kept = [values[0]["options"], str(codec), sparse_algorithm, str(momentum)]
-    handle = owner.open(name, made[0], partial)
+    handle = owner.open(name, made[0], partial, on_device=device != ops.HOST)
     settings = json.dumps(kept, sort_keys=True)
-    return Channel(name, agreed, made[0], owner, handle, lay_out, settings, partial, delay, until=until)
+    return Channel(name, agreed, made[0], owner, handle, lay_out, settings, partial, delay, device, until=until)
 
 
 def check_facts(values: Sequence[dict[str, Any]], ranks: Sequence[int]) -> None:
