@@ -87,7 +87,7 @@ def layout(
     )
     if isinstance(codec, AnyOf):
         return _least_lossy(step, codec, selected)
-    if codec is not None and codec.where == "needed" and times is not None and selected:
+    if codec is not None and codec.where == "needed" and selected and _is_precise(times):
         selected = _needed(step, selected)
     return _laid_out(step, selected)
 
@@ -110,10 +110,15 @@ def _least_lossy(step: _Step, codec: AnyOf, taken: frozenset[int]) -> Layout:
         seconds[form.label] = (_alone if step.times is None else _quickest)(tried, lossy)
     label, near = _first_near(seconds)
     chosen, lossy = steps[label]
-    if lossy and step.times is not None:
+    if lossy and _is_precise(step.times):
         lossy = _needed(chosen, lossy, near)
     forms = sorted(seconds.items(), key=lambda form: form[0] != label)
     return dataclasses.replace(_laid_out(chosen, lossy), forms=tuple(forms))
+
+
+def _is_precise(times: StepTimes | None) -> bool:
+    """Whether predictions tell a step that is near the shortest from others; else no tensor is known to have time."""
+    return times is not None and times.late <= needed.NEAR - 1
 
 
 def _first_near(seconds: Mapping[str, float]) -> tuple[str, float]:

@@ -37,6 +37,7 @@ class StepTimes:
         contention: by how many seconds a second of communication delays the computing beside it
             (`planning/contention.py`). The times of the tensors are those without communication. A file does not have
             it.
+        late: by which share steps have taken longer than predicted from such times; 0 if they have not.
 
     Raises:
         PlanError: the numbers of tensors and times differ, a time is negative or not finite, or the contention is not
@@ -49,6 +50,7 @@ class StepTimes:
     update_s: float | None = None
     rows: tuple[tuple[float, int], ...] = ()
     contention: float = 0.0
+    late: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.tensors) != len(self.ready_s):
@@ -58,6 +60,7 @@ class StepTimes:
         for what, value in [
             ("forward_s", self.forward_s),
             ("update_s", self.update_s or 0.0),
+            ("late", self.late),
             *(("rows", value) for row in self.rows for value in row),
             *((f"tensor {tensor.name!r}", ready) for tensor, ready in zip(self.tensors, self.ready_s, strict=True)),
         ]:

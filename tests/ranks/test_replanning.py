@@ -94,6 +94,24 @@ def fit(made: keras.Model, steps: int = 8) -> list[np.ndarray]:
     return values(made.weights)
 
 
+@pytest.mark.slow
+@FEW
+def test_steps_that_take_longer_than_predicted_are_remembered(
+    anew: Any, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """No step takes a nanosecond. The first plan has no prediction before it."""
+    plain = replanning.predict
+    monkeypatch.setattr(replanning, "predict", lambda *arguments: dataclasses.replace(plain(*arguments), step_s=1e-9))
+    anew(every=4)
+    made = model()
+    fit(made, 13)
+    late = [review.times.late for review in reviews(made.optimizer)]
+    assert late[0] == 0 and len(late) > 1 and min(late[1:]) > 100
+    assert late == sorted(late)
+    shared_late = hvd.allgather_object(late)
+    assert all(one == late for one in shared_late)
+
+
 def reviews(optimizer: Any) -> list[Review]:
     (every,) = optimizer._hvd_ext.reducer.sets
     return next(reversed(every.replannings.values())).reviews

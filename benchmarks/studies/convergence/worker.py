@@ -103,7 +103,8 @@ def optimizer(facts: dict[str, Any], steps: int) -> Any:
     wrap = functools.partial(hvd.DistributedOptimizer, plain, algorithm=how["algorithm"], local_steps=local)
     if how.get("codec"):
         sent = Setting(codec=how["codec"]).compression()
-        return wrap(compression=dataclasses.replace(sent, dense_steps=warmed) if warmed and not local else sent)
+        first = "start" if how["codec"].startswith("lowrank") else "dense_steps"
+        return wrap(compression=dataclasses.replace(sent, **{first: warmed}) if warmed and not local else sent)
     if not keywords:
         return wrap()
     if warmed:
@@ -202,8 +203,8 @@ def timed(facts: dict[str, Any], data: data_sets.Data) -> dict[str, Any]:
         for density in (how["warmup_densities"] or WARMUP_DENSITIES if how["warmup"] and how["topk"] else ())
         if density > how["topk"].get("density", TopK().density)
     ]
-    if how["warmup"] and how.get("local"):
-        warmed = [_step_seconds({**facts, "how": {**how, "local": {}}}, data)[0]]
+    if how["warmup"] and not how["topk"]:
+        warmed = [_step_seconds({**facts, "how": {**how, "algorithm": "auto", "codec": "", "local": {}}}, data)[0]]
     dense = {**facts, "how": {**how, "algorithm": "auto", "topk": {}}}
     whole = _step_seconds(dense, data)[0] if how.get("until") else []
     slowest, model = _step_seconds(facts, data)

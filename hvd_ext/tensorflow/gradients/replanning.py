@@ -128,6 +128,7 @@ class Replanning:
         self.reviews: list[Review] = []
         self._channel, self._job, self._name = channel, job, name
         self._process_set, self._done = process_set, done
+        self._late = 0.0  # `StepTimes.late`
         self._wait(done)
 
     @property
@@ -226,7 +227,11 @@ class Replanning:
         expected_s = None
         if last is not None and last.layout is now:
             expected_s = last.after_s if last.switched else last.before_s
-        late = latest.step_s is not None and expected_s is not None and latest.step_s > expected_s * (1 + TOO_SLOW)
+        late = False
+        if latest.step_s is not None and expected_s:
+            self._late = max(self._late, latest.step_s / expected_s - 1)
+            late = latest.step_s > expected_s * (1 + TOO_SLOW)
+        times = dataclasses.replace(times, late=self._late)
         if late and last is not None and latest.step_s is not None:
             self._measure_network((step - last.step) * latest.step_s)
         planned: list[Review] = []

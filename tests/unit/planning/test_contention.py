@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from hvd_ext.compression import AnyOf
+from hvd_ext.compression import AnyOf, Codec
+from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import PlanError
 from hvd_ext.options import Sum
 from hvd_ext.planning import contention
@@ -79,6 +80,16 @@ def test_where_hidden_communication_costs_time_more_is_sent_in_fewer_bits() -> N
         assert predict(tree, made, shared).step_s <= 1.07 * min(seconds for _, seconds in made.forms)
         lossy.append(made.lossy_elements)
     assert lossy[0] < lossy[1]
+
+
+@pytest.mark.parametrize("codec", [AnyOf(vectors=True), TopK(0.01, vectors=True, where="needed")])
+def test_where_steps_take_longer_than_predicted_no_tensor_is_known_to_have_time(codec: Codec) -> None:
+    tree, times = cluster(), model(5, computed_s=0.6)
+    lossy = []
+    for late in (0.0, 0.05, 0.06):
+        made = layout(tree, times.tensors, Sum, times=replace(times, late=late), codec=codec)
+        lossy.append(made.lossy_elements)
+    assert lossy[0] == lossy[1] < lossy[2] == sum(tensor.elements for tensor in times.tensors)
 
 
 def test_a_contention_must_be_one() -> None:
