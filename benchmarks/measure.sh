@@ -84,7 +84,7 @@ for part in $parts; do
         done
         ;;
     training_deep)
-        # about 13 minutes; 44 steps come first, because layouts change after 20 and 40
+        # about 13 minutes; 44 steps come first, because layouts change after 20, and may change back after 40
         rm -f "$folder/training_deep.json"
         for hosts in 2,2 2,2,1; do
             rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench training --model deep-60 --warmup 44 \

@@ -66,8 +66,8 @@ class Request:
         buckets: values of the option `buckets`; each of our algorithms is measured with each of them. Empty: only with
             that of the options.
         compressions: the same of the option `compression`.
-        warmup: steps of each contestant before the timed ones; ours may change their buckets after 20, 40 and 200
-            steps, and Horovod's autotune needs some.
+        warmup: steps of each contestant before the timed ones; ours may change their buckets after 20 and 200 steps,
+            and may change them back 20 steps later, and Horovod's autotune needs some.
 
     Raises:
         InvalidError: a value breaks its rule.

@@ -111,8 +111,8 @@ class Options:
         buckets: how the gradients of a step are divided into buckets: "auto" for the way with the shortest predicted
             step; a bucketer's name ("by_size", "wfbp", "single", "mgwfbp", "optimal"); or the path of a layout's file,
             which is used as it is.
-        replan_every: the ranks plan their buckets again, from measured times, after 20, 40 and 200 update steps and
-            after every so many; 0 for never.
+        replan_every: the ranks plan their buckets again, from measured times, after 20 and 200 update steps, after
+            every so many, and 20 steps after a switch; 0 for never.
         op: `Average` or `Sum`.
         compression: how float32 gradients are sent: `Compression.none`, `.fp16` or `.bf16`.
         topology: None to detect the hosts, the path of a YAML file, or a `Tree`.
@@ -238,7 +238,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "replan_every",
-        "steps after which buckets are planned again from measured times, besides steps 20, 40 and 200; 0: never",
+        "steps after which buckets are planned again from measured times, besides steps 20 and 200; 0: never",
     ),
     Setting("topology", "YAML file of the topology; empty: the hosts are detected"),
     Setting(

@@ -28,7 +28,7 @@ from hvd_ext.compression.topk import WARMUP_DENSITIES, TopK
 if TYPE_CHECKING:
     import keras
 
-# Steps before those that are timed: buckets are planned again after 20 and 40.
+# Steps before those that are timed: buckets are planned again after 20, and tried until step 40.
 UNTIMED = 43
 # The share of the steps in which the learning rate rises (Goyal et al. 2017, section 2.2), and where it ends.
 RISE, LAST_SHARE = 0.1, 0.05

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 # the names of what is saved
 _LAYOUT, _UPDATES, _SETTINGS = "layout", "updates", "settings"
 
-FIRST_STEPS = (20, 40, 200)  # the second one learns from the first what hidden communication costs
+FIRST_STEPS = (20, 200)
+# So many steps after a switch its layout is reviewed: the ranks go back if steps take longer than before by this share.
+TRIAL_STEPS = 20
+WORSE = 0.05
 WORTH_SWITCHING = 0.02  # the ranks switch if the predicted step gets shorter by this share,
 TOO_SLOW = 0.10  # or if steps took longer than predicted by this one
 # The network is measured again if that takes at most this share of the time since the last plan.
@@ -56,6 +59,7 @@ class Review:
         before_s: the predicted time of a step with the layout until then.
         after_s: the predicted time of a step with the new layout.
         switched: whether it is another one than before.
+        returned: whether it is the one before the last, because steps were shorter with it.
     """
 
     step: int
@@ -67,14 +71,18 @@ class Review:
     after_s: float
     layout: Layout
     switched: bool
+    returned: bool = False
 
     def __str__(self) -> str:
         took = "" if self.measured_s is None else f"steps took {self.measured_s * 1e3:.3g} ms; "
         if not self.switched:
             return f"after step {self.step}: {took}the buckets stay (predicted {self.before_s * 1e3:.3g} ms)"
+        buckets = f"{len(self.layout.buckets)} buckets by {self.layout.bucketer}"
+        if self.returned:
+            return f"after step {self.step}: {took}back to {buckets}, with which they were shorter"
         return (
-            f"after step {self.step}: {took}{len(self.layout.buckets)} buckets by {self.layout.bucketer}, predicted "
-            f"{self.after_s * 1e3:.3g} ms instead of {self.before_s * 1e3:.3g} ms"
+            f"after step {self.step}: {took}{buckets}, predicted {self.after_s * 1e3:.3g} ms instead of "
+            f"{self.before_s * 1e3:.3g} ms"
         )
 
 
@@ -129,6 +137,9 @@ class Replanning:
         self._channel, self._job, self._name = channel, job, name
         self._process_set, self._done = process_set, done
         self._late = 0.0  # `StepTimes.late`
+        # the layout before the one that is on trial, with its measured step; and the layouts that took longer
+        self._before: tuple[Layout, float] | None = None
+        self._worse: set[int] = set()
         self._wait(done)
 
     @property
@@ -189,6 +200,7 @@ class Replanning:
     def _wait(self, step: int) -> None:
         due = following(step, self._job.options.replan_every)
         if due is not None:
+            due = due if self._before is None else min(due, step + TRIAL_STEPS)
             self._job.engine.at_step(self._channel.handle, due - self._done + 1, self._begin, "buckets")
 
     def _begin(self, number: int) -> None:
@@ -224,30 +236,36 @@ class Replanning:
             times = dataclasses.replace(times, rows=((times.computed_s, rows),))
         last = self.reviews[-1] if self.reviews else None
         times, seen = _undelayed(job.tree, now, times, last)
-        expected_s = None
-        if last is not None and last.layout is now:
+        expected_s, before, self._before = None, self._before, None
+        if last is None or last.layout is not now:  # it was switched by others meanwhile
+            before = None
+        else:
             expected_s = last.after_s if last.switched else last.before_s
-        late = False
-        if latest.step_s is not None and expected_s:
-            self._late = max(self._late, latest.step_s / expected_s - 1)
-            late = latest.step_s > expected_s * (1 + TOO_SLOW)
+        step_s, late = latest.step_s, False
+        if step_s is not None and expected_s:
+            self._late = max(self._late, step_s / expected_s - 1)
+            late = step_s > expected_s * (1 + TOO_SLOW)
         times = dataclasses.replace(times, late=self._late)
-        if late and last is not None and latest.step_s is not None:
-            self._measure_network((step - last.step) * latest.step_s)
+        if late and last is not None and step_s is not None:
+            self._measure_network((step - last.step) * step_s)
         planned: list[Review] = []
         kept: Arrays = {}
+        returns = before is not None and step_s is not None and step_s > before[1] * (1 + WORSE)
+        if returns:
+            self._worse.add(now.digest)
 
         def plan() -> list[object]:
-            new = channel.lay_out(times)
+            new = before[0] if before is not None and returns else channel.lay_out(times)
             before_s = predict(job.tree, now, times).step_s
             after_s = predict(job.tree, new, times).step_s
             worth = after_s < before_s if late else after_s <= before_s * (1 - WORTH_SWITCHING)
             # or if less is lost in a step that is as short as it must be
             worth |= new.lossy_elements < now.lossy_elements and after_s <= before_s * NEAR
+            worth = returns or (worth and new.digest not in self._worse)
             switches = worth and (new.digest != now.digest or new.form_of != now.form_of)
             layout = new if switches else now
-            found = (step, times, seen, latest.step_s, expected_s, before_s, after_s)
-            planned.append(Review(*found, layout, switched=switches))
+            found = (step, times, seen, step_s, expected_s, before_s, after_s)
+            planned.append(Review(*found, layout, switched=switches, returned=switches and returns))
             if switches and now.selected:
                 kept.update(residuals.read(channel, job.engine))
             return [f"{layout.digest:016x}", before_s, after_s]
@@ -257,6 +275,8 @@ class Replanning:
             raise HvdExtError("the ranks came to different plans, and keep the one that they have")
         (review,) = planned
         if review.switched:
+            if step_s is not None and not returns:
+                self._before = now, step_s
             self._switch(review.layout, number, kept)
         return review
 
