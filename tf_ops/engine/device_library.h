@@ -1,5 +1,5 @@
-// The device for GPUs comes from a library of its own, which is loaded where a GPU is used: no other part of the project
-// needs CUDA.
+// The device for GPUs comes from a library of its own, which is loaded where a GPU is used: no other part of the
+// project needs CUDA.
 #pragma once
 
 #include <memory>
