@@ -158,7 +158,10 @@ class FakeEngine:
         self.added.append((rows, units))
         return len(self.added)
 
-    def open_channel(self, name: str, layout: Layout, handle_of: Callable[[LogicalPlan], int]) -> int:
+    def open_channel(
+        self, name: str, layout: Layout, handle_of: Callable[[LogicalPlan], int], *, on_device: bool
+    ) -> int:
+        assert not on_device
         self.opened = [handle_of(plan) for one in layout.buckets for plan in (one.plan, one.dense) if plan is not None]
         return 0
 
