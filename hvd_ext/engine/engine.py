@@ -208,7 +208,7 @@ def interfaces(options: Options) -> str:
 def _config(options: Options) -> ctypes.Structure:
     waits = (options.stall_warn_s, options.stall_fatal_s)
     tcp = _TRANSPORTS[options.transport]
-    gpu, library = (gpus.number(os.environ), gpus.library()) if options.gpu_buckets else (-1, "")
+    gpu, library = (gpus.number(os.environ), gpus.library()) if options.gpu_buckets else (0, "")
     return spec.Config(
         *(*waits, options.window, options.shared_memory, tcp, interfaces(options).encode(), gpu, library.encode())
     )

@@ -124,7 +124,7 @@ Status OfStopped(const std::string& what, int64_t handle) {
 
 Status StartJob(Config config, const MakeBase& make, std::shared_ptr<Engine>* engine) {
   if (IsForked()) return Invalid(kForked);
-  if (config.gpu >= 0) {
+  if (!config.gpu_library.empty()) {
     HVD_EXT_RETURN_IF_ERROR(LoadGpuDevice(config.gpu_library, static_cast<int>(config.gpu), &config.device));
   }
   Process& process = TheProcess();
