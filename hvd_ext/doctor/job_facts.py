@@ -108,7 +108,7 @@ def of_launcher(environ: Mapping[str, str]) -> Facts:
     except ValueError as error:
         refused = str(error)
         by = "horovodrun"
-    return Facts(_number(environ, RANKS), _number(environ, gpus.PLACES), platform.node(), by, refused, size)
+    return Facts(_number(environ, RANKS), gpus.place_on_host(environ), platform.node(), by, refused, size)
 
 
 def collect(environ: Mapping[str, str], *, of_host: bool) -> Facts:

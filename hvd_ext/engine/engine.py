@@ -206,9 +206,14 @@ def interfaces(options: Options) -> str:
 
 
 def _config(options: Options) -> ctypes.Structure:
-    waits = (options.stall_warn_s, options.stall_fatal_s)
-    tcp = _TRANSPORTS[options.transport]
-    gpu, library = (gpus.number(os.environ), gpus.library()) if options.gpu_buckets else (0, "")
-    return spec.Config(
-        *(*waits, options.window, options.shared_memory, tcp, interfaces(options).encode(), gpu, library.encode())
+    return spec.filled(
+        spec.Config,
+        stall_warn_s=options.stall_warn_s,
+        stall_fatal_s=options.stall_fatal_s,
+        window=options.window,
+        shared_memory=options.shared_memory,
+        tcp=_TRANSPORTS[options.transport],
+        interfaces=interfaces(options).encode(),
+        gpu=gpus.number(os.environ) if options.gpu_buckets else 0,
+        gpu_library=gpus.library().encode() if options.gpu_buckets else b"",
     )

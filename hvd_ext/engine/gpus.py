@@ -27,7 +27,12 @@ def number(environ: Mapping[str, str]) -> int:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and len(visible.split(",")) == 1:
         return 0
-    return next((int(environ[name]) for name in PLACES if environ.get(name, "").isdecimal()), 0)
+    return place_on_host(environ) or 0
+
+
+def place_on_host(environ: Mapping[str, str]) -> int | None:
+    """Return this rank's place among those of its host, as the launcher says it; None if it does not."""
+    return next((int(environ[name]) for name in PLACES if environ.get(name, "").isdecimal()), None)
 
 
 def library() -> str:

@@ -34,7 +34,13 @@ def hidden_s(spans: Spans, until_s: float) -> float:
 
 
 def delayed(seconds: float, spans: Spans, contention: float) -> float:
-    """Says when computing has come as far as it would have come without communication in this time."""
+    """The time at which the computing, delayed by communication, has done what it does in `seconds` alone.
+
+    Args:
+        seconds: counted from the begin of the step.
+        spans: the communication, from `busy`.
+        contention: from 0 to `MOST`.
+    """
     late_s = 0.0
     for begin_s, end_s in spans:
         left_s = seconds + late_s - begin_s
@@ -47,13 +53,13 @@ def delayed(seconds: float, spans: Spans, contention: float) -> float:
 
 
 def undelayed(seconds: float, spans: Spans, contention: float) -> float:
-    """Reverts `delayed`."""
+    """The inverse of `delayed`: the seconds of computing alone that have passed at a measured time."""
     return seconds - contention * hidden_s(spans, seconds)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a training shows in one layout.
+class Overlap:
+    """How computing and communication overlap in a training with one layout.
 
     Args:
         computed_s: the end of its backward pass, measured from the begin of the step.
@@ -64,8 +70,8 @@ class Seen:
     hidden_s: float
 
 
-def between(before: Seen, now: Seen, known: float) -> float:
-    """Finds the contention from a training in two layouts.
+def between(before: Overlap, now: Overlap, known: float) -> float:
+    """Finds the contention from two layouts of one training.
 
     Args:
         known: the contention as it was known before, which stays if the layouts hide too similar amounts.

@@ -360,24 +360,24 @@ def _priced(step: _Step, selected: frozenset[int]) -> tuple[_Priced, dict[str, O
             outcomes[name] = Outcome(name, None, reason=reason)
             continue
         divided = _divided(step, request, name)
-        scheduled = _scheduled(step, divided, _parts(step, divided))
-        run = functools.partial(lane.recursion, parts=[price for _, price in scheduled])
-        step_s = of_lane(step.times, [ready for ready, _ in scheduled], run).step_s
+        ready_s, prices = _scheduled(step, divided, _parts(step, divided))
+        step_s = of_lane(step.times, ready_s, functools.partial(lane.recursion, parts=prices)).step_s
         outcomes[name] = Outcome(name, step_s, len(divided.buckets))
         priced.append((step_s, divided))
     step.known[selected, step.buckets] = sorted(priced, key=lambda pair: pair[0]), outcomes
     return step.known[selected, step.buckets]
 
 
-def _scheduled(step: _Step, divided: _Divided, parts: Sequence[Parts]) -> list[tuple[float, Parts]]:
-    """The buckets with their prices, and what travels beside them, with the times at which they are ready."""
-    return lane.in_turn(zip((bucket.ready_s for bucket in divided.buckets), parts, strict=True), step.loads)
+def _scheduled(step: _Step, divided: _Divided, parts: Sequence[Parts]) -> tuple[list[float], list[Parts]]:
+    """When buckets of these prices, and what travels beside them, are ready; and all their prices."""
+    both = lane.in_turn(zip((bucket.ready_s for bucket in divided.buckets), parts, strict=True), step.loads)
+    return [ready for ready, _ in both], [price for _, price in both]
 
 
 def _latest_s(step: _Step, divided: _Divided, parts: Sequence[Parts]) -> float:
     """The end of the last bucket, if nothing delays the computing."""
-    scheduled = _scheduled(step, divided, parts)
-    return max(lane.recursion([ready for ready, _ in scheduled], [price for _, price in scheduled])[1])
+    _, ends_s = lane.recursion(*_scheduled(step, divided, parts))
+    return max(ends_s)
 
 
 def _parts(step: _Step, divided: _Divided) -> list[Parts]:

@@ -17,7 +17,7 @@ from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.topology.tree import Tree
 
-Spans = tuple[Sequence[float], Sequence[float]]  # the times at which buckets begin, and those at which they end
+LaneTimes = tuple[Sequence[float], Sequence[float]]  # when buckets begin, and when they end
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def in_lane(
 ) -> Prediction:
     """Predicts the time of a step from what travels in its lane, from lane_of()."""
 
-    def run(ready_s: Sequence[float]) -> Spans:
+    def run(ready_s: Sequence[float]) -> LaneTimes:
         loads = [replace(load, ready_s=ready) for load, ready in zip(scheduled, ready_s, strict=True)]
         return lane.times_in_lane(loads, tree, most_messages=most_messages)
 
@@ -105,7 +105,7 @@ def lane_of(tree: Tree, layout: Layout, times: StepTimes, density: float | None 
     return [load for _, load in both]
 
 
-def of_lane(times: StepTimes, ready_s: Sequence[float], run: Callable[[Sequence[float]], Spans]) -> Prediction:
+def of_lane(times: StepTimes, ready_s: Sequence[float], run: Callable[[Sequence[float]], LaneTimes]) -> Prediction:
     """Predicts a step from what travels in its lane.
 
     Args:
@@ -116,7 +116,7 @@ def of_lane(times: StepTimes, ready_s: Sequence[float], run: Callable[[Sequence[
     begins_s, ends_s = run(ready_s)
     computed_s = times.computed_s
     if times.contention and ends_s:
-        # one round: what is ready later is also sent later, and delays what comes before it less
+        # one iteration: with the delayed times the lane is busy at others, which would delay the computing otherwise
         spans = contention.busy(begins_s, ends_s)
         ready_s = [contention.delayed(seconds, spans, times.contention) for seconds in ready_s]
         computed_s = contention.delayed(computed_s, spans, times.contention)

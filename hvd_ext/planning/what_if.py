@@ -96,9 +96,9 @@ def on_a_cluster(
         **{f"Quantized(bits={bits})": Quantized(bits=bits, vectors=True) for bits in get_args(Bits)},
         'compression="auto"': AnyOf(vectors=True),
     }
-    for name, codec in codecs.items():
+    for name, compressed in codecs.items():
         try:
-            changes.append(_change(name, now, best_row(codec=codec)))
+            changes.append(_change(name, now, best_row(codec=compressed)))
         except PlanError as error:
             changes.append(Change(name, None, why_not=str(error)))
     changes.append(_change("half precision on the wire", now, best_row(wire="float16")))
@@ -106,10 +106,10 @@ def on_a_cluster(
         changes += [Change(f"LocalSteps(every={every})", None, why_not="there is one host") for every in LOCAL_STEPS]
     else:
         inside = max((best_row(tree.subset(host)) for host in tree.hosts()), key=lambda row: row.iteration_s)
-        few = Quantized(bits=4, vectors=True)
-        for name, sent in (("", None), (", Quantized(bits=4)", few)):
-            outer = best_row(of=_at_once(times), codec=sent)
-            changes += [_local(f"LocalSteps(every={every}){name}", now, inside, outer, every) for every in LOCAL_STEPS]
+        for codec_name, codec in (("", None), (", Quantized(bits=4)", codecs["Quantized(bits=4)"])):
+            outer = best_row(of=_at_once(times), codec=codec)
+            for every in LOCAL_STEPS:
+                changes.append(_local(f"LocalSteps(every={every}){codec_name}", now, inside, outer, every))
     changes.append(_late(now, best_row(of=_at_once(times))))
     changes.append(_gathered(now, lane_prices.dense_table(tree, algorithm), times, bucketers))
     return changes

@@ -86,9 +86,8 @@ def latest(ranks: Sequence[Measured]) -> Measured:
     update. So the update is that of the quickest rank, and what other ranks need longer for theirs delays their
     gradients.
 
-    A bucket waits for the rank that is the latest in its step, which is often another one than in the step before: the
-    median over steps of the latest rank's time is longer than the longest median of a rank. By how much is known for a
-    sample of the tensors, and times between theirs are delayed in proportion.
+    A bucket waits for the rank that is the latest in its step, which is often another one than in the step before. So
+    the times of arrival are delayed as `_delay` says.
     """
     steps_s = [of_rank.step_s for of_rank in ranks if of_rank.step_s is not None]
     updates_s = [of_rank.update_s for of_rank in ranks if of_rank.update_s is not None]
@@ -96,17 +95,32 @@ def latest(ranks: Sequence[Measured]) -> Measured:
     late_s = [0.0 if of_rank.update_s is None else of_rank.update_s - quickest_s for of_rank in ranks]
     ready_s = [[late + ready for ready in of_rank.ready_s] for late, of_rank in zip(late_s, ranks, strict=True)]
     latest_s = np.array([max(times) for times in zip(*ready_s, strict=True)])
-    arrivals = [np.array(of_rank.arrivals_s) for of_rank in ranks]
-    if arrivals[0].size and len({of_rank.shape for of_rank in arrivals}) == 1:
-        whole_s = np.median(np.max(arrivals, axis=0), axis=0) - quickest_s
-        known_s = _with_last(latest_s[np.newaxis])[0]
-        order = np.argsort(known_s, kind="stable")
-        latest_s += np.interp(latest_s, known_s[order], np.maximum(whole_s - known_s, 0.0)[order])
     return Measured(
-        tuple(latest_s.tolist()),
+        tuple((latest_s + _delay(latest_s, ranks, quickest_s)).tolist()),
         max(steps_s, default=None),
         min(updates_s, default=None),
     )
+
+
+def _delay(
+    latest_s: npt.NDArray[np.float64], ranks: Sequence[Measured], update_s: float
+) -> npt.NDArray[np.float64] | float:
+    """Return how much longer the median over steps of the latest rank's time is than the longest median of a rank.
+
+    It is known for a sample of the tensors, and interpolated for times between theirs. If the ranks have not noted as
+    many steps it is 0.
+
+    Args:
+        latest_s: for each tensor the longest median of a rank.
+        update_s: of the quickest rank.
+    """
+    arrivals_s = [np.array(of_rank.arrivals_s) for of_rank in ranks]
+    if not arrivals_s[0].size or len({of_rank.shape for of_rank in arrivals_s}) > 1:
+        return 0.0
+    in_steps_s = np.median(np.max(arrivals_s, axis=0), axis=0) - update_s
+    medians_s = _with_last(latest_s[np.newaxis])[0]
+    order = np.argsort(medians_s, kind="stable")
+    return np.interp(latest_s, medians_s[order], np.maximum(in_steps_s - medians_s, 0.0)[order])
 
 
 def model(tensors: Sequence[Tensor], sent_tensors: Sequence[int], times: Measured) -> StepTimes:

@@ -178,8 +178,8 @@ def test_gradients_are_handed_over_on_the_gpu_that_has_the_buckets(monkeypatch: 
     """Traced only: there is no GPU here. Other options take their gradients where the buckets are, too."""
     gpu = "/job:localhost/replica:0/task:0/device:GPU:0"
     monkeypatch.setattr(devices, "device_of", lambda variable: gpu)
-    own = runtime.current().options
-    monkeypatch.setattr(runtime.current(), "options", dataclasses.replace(own, gpu_buckets=True))
+    job = runtime.current()
+    monkeypatch.setattr(job, "options", dataclasses.replace(job.options, gpu_buckets=True))
 
     def placed(**options: object) -> dict[str, bool]:
         variables = [keras.Variable(np.zeros(3, np.float32)) for _ in range(2)]

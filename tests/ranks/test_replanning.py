@@ -1,4 +1,4 @@
-"""Buckets that are planned anew during the training: sums, weights, residuals, checkpoints, and what goes wrong."""
+"""Buckets that are planned again during the training: sums, weights, residuals, checkpoints, and what goes wrong."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ FEW = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ra
 
 
 @pytest.fixture
-def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Begins jobs that plan anew every few steps, and switch whenever the plan is another one."""
+def begin_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Begins jobs that plan again every few steps, and switch whenever the plan is another one."""
     monkeypatch.setattr(replanning, "WORTH_SWITCHING", -1e9)
     monkeypatch.setattr(replanning, "TOO_SLOW", 1e9)
     monkeypatch.setattr(replanning, "WORSE", 1e9)
@@ -99,11 +99,11 @@ def fit(made: keras.Model, steps: int = 8) -> list[np.ndarray]:
 @FEW
 @pytest.mark.parametrize("options", [{}, {"compression": hvd.Quantized(bits=8, min_elements=0)}])
 def test_ranks_go_back_where_steps_get_longer_and_do_not_try_again(
-    anew: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+    begin_job: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     """Every step counts as longer than before, so each layout but the first is given up."""
     turns = Turns(monkeypatch, ("wfbp", "wfbp", "single"))
-    anew(every=6)  # of fewer steps none is measured before the first plan
+    begin_job(every=6)  # of fewer steps none is measured before the first plan
     monkeypatch.setattr(replanning, "WORSE", -1.0)
     made = model(bucket_nbytes=300, **options)
     fit(made, 31)
@@ -121,12 +121,12 @@ def test_ranks_go_back_where_steps_get_longer_and_do_not_try_again(
 @pytest.mark.slow
 @FEW
 def test_steps_that_take_longer_than_predicted_are_remembered(
-    anew: Any, monkeypatch: pytest.MonkeyPatch, size: int
+    begin_job: Any, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """No step takes a nanosecond. The first plan has no prediction before it."""
     plain = replanning.predict
     monkeypatch.setattr(replanning, "predict", lambda *arguments: dataclasses.replace(plain(*arguments), step_s=1e-9))
-    anew(every=4)
+    begin_job(every=4)
     made = model()
     fit(made, 13)
     late = [review.times.late for review in reviews(made.optimizer)]
@@ -141,7 +141,7 @@ def reviews(optimizer: Any) -> list[Review]:
     return next(reversed(every.replannings.values())).reviews
 
 
-def test_the_steps_after_which_buckets_are_planned_anew() -> None:
+def test_the_steps_after_which_buckets_are_planned_again() -> None:
     assert [following(step, 2000) for step in (0, 19, 20, 200, 1999, 2000)] == [20, 20, 200, 2000, 2000, 4000]
     assert following(0, 7) == 7
     assert following(14, 7) == 20
@@ -151,12 +151,12 @@ def test_the_steps_after_which_buckets_are_planned_anew() -> None:
 @pytest.mark.slow
 @FEW
 def test_a_model_trains_alike_in_any_buckets_and_is_not_traced_again(
-    anew: Any, monkeypatch: pytest.MonkeyPatch, size: int
+    begin_job: Any, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    anew(every=0)
+    begin_job(every=0)
     still = fit(model(), 16)
     turns = Turns(monkeypatch, ("wfbp", "single", "optimal", "by_size", "mgwfbp"))
-    anew()
+    begin_job()
     made = model(traced=True, bucket_nbytes=300)
     traced = []
     plain = made.compute_loss
@@ -239,13 +239,13 @@ def trained(way: str, steps: int) -> tuple[list[np.ndarray], list[Any]]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_is_lost_or_sent_twice_where_buckets_change(
-    way: str, anew: Any, monkeypatch: pytest.MonkeyPatch, rank: int, size: int, tmp_path: Path
+    way: str, begin_job: Any, monkeypatch: pytest.MonkeyPatch, rank: int, size: int, tmp_path: Path
 ) -> None:
     if size == 1 or (way == "process set") != (size == 3):
         pytest.skip("one rank plans nothing; a set that has an outsider needs three ranks, and the others two")
     names = ("wfbp", "wfbp", "single", "single") if way == "two optimizers" else ("wfbp", "single")
     turns = Turns(monkeypatch, names)
-    anew(every=3, **({"topology": far_apart(hosts_of(size), tmp_path)} if way == "top-k" else {}))
+    begin_job(every=3, **({"topology": far_apart(hosts_of(size), tmp_path)} if way == "top-k" else {}))
     passes = 2 if way == "accumulation" else 1
     weights, optimizers = trained(way, 14 * passes)
     together = range(size)
@@ -267,12 +267,12 @@ def opened(names: dict[str, tuple[int, ...]], **options: Any) -> tuple[Channel, 
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_sums_are_exact_whatever_the_buckets(
-    anew: Any, monkeypatch: pytest.MonkeyPatch, traced: bool, rank: int, size: int
+    begin_job: Any, monkeypatch: pytest.MonkeyPatch, traced: bool, rank: int, size: int
 ) -> None:
     if size == 1:
         pytest.skip("one rank plans nothing")
     Turns(monkeypatch, ("single", "wfbp", "optimal"))
-    anew(every=3)
+    begin_job(every=3)
     shapes = {"a": (7, 5), "b": (), "c": (40_009,), "d": (0, 2), "e": (300,)}
     channel, planning = opened(shapes, bucket_nbytes=400)
     reduce = tf.function(channel.reduce) if traced else channel.reduce
@@ -288,9 +288,9 @@ def test_sums_are_exact_whatever_the_buckets(
 
 @pytest.mark.slow
 @FEW
-def test_a_layout_is_written_and_forced_and_a_wrong_one_is_refused(anew: Any, tmp_path: Path, size: int) -> None:
+def test_a_layout_is_written_and_forced_and_a_wrong_one_is_refused(begin_job: Any, tmp_path: Path, size: int) -> None:
     folder = Path(hvd.broadcast_object(str(tmp_path)))
-    anew()
+    begin_job()
     made = model(buckets="wfbp")
     fit(made)
     if hvd.rank() == 0:
@@ -318,15 +318,17 @@ def test_a_layout_is_written_and_forced_and_a_wrong_one_is_refused(anew: Any, tm
 
 @pytest.mark.slow
 @FEW
-def test_a_resumed_job_goes_on_in_the_same_buckets(anew: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_resumed_job_goes_on_in_the_same_buckets(
+    begin_job: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     folder = shared(tmp_path)
     Turns(monkeypatch, ("wfbp", "single", "optimal"))
-    anew(every=5)
+    begin_job(every=5)
     made = model()
     fit(made, 12)
     checkpoint(made, folder).save(1)
     weights = fit(made, 3)
-    anew(every=5)
+    begin_job(every=5)
     resumed = model()
     assert checkpoint(resumed, folder).restore() == (1, 0)
     assert_equal(fit(resumed, 3), weights)
@@ -339,7 +341,7 @@ def test_a_resumed_job_goes_on_in_the_same_buckets(anew: Any, monkeypatch: pytes
 
 @pytest.mark.parametrize("how", ["other plans", "an error on one rank"])
 def test_ranks_that_cannot_plan_alike_keep_what_they_have_and_say_so(
-    how: str, anew: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rank: int, size: int
+    how: str, begin_job: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rank: int, size: int
 ) -> None:
     if size == 1:
         pytest.skip("one rank plans nothing")
@@ -349,7 +351,7 @@ def test_ranks_that_cannot_plan_alike_keep_what_they_have_and_say_so(
             raise HvdExtError("told to fail")
         return channel.layout
 
-    anew(every=3)
+    begin_job(every=3)
     if how == "other plans":
         Turns(monkeypatch, ("wfbp",) if rank else ("single",))
     channel, planning = opened({"a": (70,), "b": (9,)})
@@ -366,11 +368,11 @@ def test_ranks_that_cannot_plan_alike_keep_what_they_have_and_say_so(
 
 @pytest.mark.parametrize("source", [network.MEASURED, network.ASSUMED])
 def test_a_network_that_was_measured_is_measured_again_where_steps_take_longer_than_predicted(
-    anew: Any, monkeypatch: pytest.MonkeyPatch, size: int, source: str
+    begin_job: Any, monkeypatch: pytest.MonkeyPatch, size: int, source: str
 ) -> None:
     if size == 1:
         pytest.skip("one rank plans nothing")
-    anew(every=3)
+    begin_job(every=3)
     monkeypatch.setattr(replanning, "TOO_SLOW", -1e9)
     job = runtime.current()
     job.network = network.Network(job.tree, source, seconds=1e-12)
@@ -395,12 +397,12 @@ def test_a_network_that_was_measured_is_measured_again_where_steps_take_longer_t
 
 
 def test_a_layout_that_one_rank_cannot_take_ends_the_channel_on_all(
-    anew: Any, monkeypatch: pytest.MonkeyPatch, rank: int, size: int
+    begin_job: Any, monkeypatch: pytest.MonkeyPatch, rank: int, size: int
 ) -> None:
     if size == 1:
         pytest.skip("one rank plans nothing")
     Turns(monkeypatch, ("wfbp", "single"))
-    anew(every=3)
+    begin_job(every=3)
     channel, _ = opened({"a": (70,), "b": (9,)})
     switch = channel.switch
 
@@ -416,8 +418,10 @@ def test_a_layout_that_one_rank_cannot_take_ends_the_channel_on_all(
         channel.reduce([tf.ones(70), tf.ones(9)])
 
 
-def test_functions_of_several_names_are_called_before_a_step_and_each_replaces_the_one_of_its_name(anew: Any) -> None:
-    anew(every=0)
+def test_functions_of_several_names_are_called_before_a_step_and_each_replaces_the_one_of_its_name(
+    begin_job: Any,
+) -> None:
+    begin_job(every=0)
     channel, _ = opened({"a": (70,), "b": (9,)})
     engine, called = runtime.current().engine, []
 
@@ -446,7 +450,7 @@ def test_options_are_checked() -> None:
 
 
 @FEW
-def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: Any) -> None:
+def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin_job: Any) -> None:
     monkeypatch.chdir(tmp_path)
     hvd.shutdown()
     names = pages.run("docs/buckets.md", 1)

@@ -179,13 +179,15 @@ class Channel:
             if self._is_one_op:
                 (places,) = self._collected
                 with tf.control_dependencies(last):
-                    given = [ready[place] for place in places]
-                    results = [ops.reduce_step(given, handle, self._numbers(places), self.device)]
+                    gradients = [ready[place] for place in places]
+                    results = [ops.reduce_step(gradients, handle, self._numbers(places), self.device)]
             else:
                 with tf.control_dependencies(self.begin() if begun is None and self._collected else begun or []):
                     # all are handed over before the first is collected: in eager mode a collect waits
                     tickets = [[self._submit(ready, places) for places in lists] for lists in self._handed_over]
-                results = [self._collect(given, places) for places, given in zip(self._collected, tickets, strict=True)]
+                results = [
+                    self._collect(of_bucket, places) for places, of_bucket in zip(self._collected, tickets, strict=True)
+                ]
             last[:] = [bucket[0] for bucket in results]
         return self._by_place(results)
 
@@ -263,8 +265,7 @@ class Channel:
                 tickets = [ticket - self.delay for ticket in tickets]
         tensors = [self.layout.tensors[place] for place in places]
         shapes = [tensor.shape for tensor in tensors]
-        of_bucket = (self.handle, self._numbers(places), self.device)
-        return ops.collect(tickets, tensors[0].dtype, shapes, *of_bucket)
+        return ops.collect(tickets, tensors[0].dtype, shapes, self.handle, self._numbers(places), self.device)
 
     def _by_place(self, results: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor | None]:
         """Give one result or None for each of the layout's tensors; `results` are those of each bucket."""

@@ -53,18 +53,18 @@ class Review:
     Args:
         step: the number of update steps before it.
         times: the times of the gradients, of the latest rank, as they would be without communication.
-        seen: the measured end of the backward pass, and the communication that was hidden before it.
+        overlap: the measured end of the backward pass, and the communication that was hidden before it.
         measured_s: the time of a step, the median of up to 100 steps on the slowest rank; None if it is not known.
         expected_s: the time of a step as it was predicted when the layout was planned; None if it was not.
         before_s: the predicted time of a step with the layout until then.
         after_s: the predicted time of a step with the new layout.
         switched: whether it is another one than before.
-        returned: whether it is the one before the last, because steps were shorter with it.
+        returned: whether it is the one before the last switch, because steps were shorter with it.
     """
 
     step: int
     times: StepTimes
-    seen: contention.Seen
+    overlap: contention.Overlap
     measured_s: float | None
     expected_s: float | None
     before_s: float
@@ -93,16 +93,29 @@ def following(step: int, interval: int) -> int | None:
     return min([first for first in FIRST_STEPS if first > step] + [(step // interval + 1) * interval])
 
 
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """The first steps with a layout, after which the ranks may go back.
+
+    Args:
+        before: the layout before it.
+        step_s: the measured time of a step with that one.
+    """
+
+    before: Layout
+    step_s: float
+
+
 def _undelayed(
     tree: Tree, layout: Layout, measured: StepTimes, last: Review | None
-) -> tuple[StepTimes, contention.Seen]:
+) -> tuple[StepTimes, contention.Overlap]:
     """Take the delays by hidden communication out of measured times, by the contention that two layouts show."""
     predicted = predict(tree, layout, measured)
     spans = contention.busy(predicted.begins_s, predicted.ends_s)
-    seen = contention.Seen(measured.computed_s, contention.hidden_s(spans, measured.computed_s))
+    overlap = contention.Overlap(measured.computed_s, contention.hidden_s(spans, measured.computed_s))
     if last is None:
-        return measured, seen
-    share = contention.between(last.seen, seen, last.times.contention)
+        return measured, overlap
+    share = contention.between(last.overlap, overlap, last.times.contention)
     alone = dataclasses.replace(
         measured,
         ready_s=tuple(contention.undelayed(seconds, spans, share) for seconds in measured.ready_s),
@@ -110,7 +123,7 @@ def _undelayed(
         rows=tuple((contention.undelayed(since, spans, share), nbytes) for since, nbytes in measured.rows),
         contention=share,
     )
-    return alone, seen
+    return alone, overlap
 
 
 class Replanning:
@@ -137,9 +150,8 @@ class Replanning:
         self._channel, self._job, self._name = channel, job, name
         self._process_set, self._done = process_set, done
         self._late = 0.0  # `StepTimes.late`
-        # the layout before the one that is on trial, with its measured step; and the layouts that took longer
-        self._before: tuple[Layout, float] | None = None
-        self._worse: set[int] = set()
+        self._trial: Trial | None = None
+        self._worse: set[int] = set()  # the digests of layouts that were given up
         self._wait(done)
 
     @property
@@ -200,7 +212,7 @@ class Replanning:
     def _wait(self, step: int) -> None:
         due = following(step, self._job.options.replan_every)
         if due is not None:
-            due = due if self._before is None else min(due, step + TRIAL_STEPS)
+            due = due if self._trial is None else min(due, step + TRIAL_STEPS)
             self._job.engine.at_step(self._channel.handle, due - self._done + 1, self._begin, "buckets")
 
     def _begin(self, number: int) -> None:
@@ -217,7 +229,13 @@ class Replanning:
         if self._channel.is_open:
             self._wait(step)
 
-    def _review(self, step: int, number: int) -> Review | None:
+    def _measured(self) -> tuple[StepTimes, float | None] | None:
+        """Exchange the times of the newest steps.
+
+        Returns:
+            The times of the gradients and of a step, on the latest rank; None after too few steps, or if a rank could
+            not change its plan.
+        """
         job, channel, now = self._job, self._channel, self._channel.layout
         first_step = job.engine.open_channels()[channel.handle].layouts[-1][0]
         local = step_times.measured(job.engine.times(channel.handle), first_step)
@@ -228,20 +246,28 @@ class Replanning:
             lambda: None if local is None else {**dataclasses.asdict(local), "rows_nbytes": rows_nbytes},
         )
         if joined or any(answer is None for answer in answers):
-            return None  # too few steps, or a rank that could not change its plan
+            return None
         latest = step_times.latest([step_times.Measured.from_json(answer) for answer in answers])
         times = step_times.model(now.tensors, now.sent_tensors, latest)
         rows = sum(answer["rows_nbytes"] for answer in answers)
         if rows:  # embeddings are the first layers, whose gradients come last
             times = dataclasses.replace(times, rows=((times.computed_s, rows),))
+        return times, latest.step_s
+
+    def _review(self, step: int, number: int) -> Review | None:
+        job, channel, now = self._job, self._channel, self._channel.layout
+        exchanged = self._measured()
+        if exchanged is None:
+            return None
+        measured, step_s = exchanged
         last = self.reviews[-1] if self.reviews else None
-        times, seen = _undelayed(job.tree, now, times, last)
-        expected_s, before, self._before = None, self._before, None
+        times, overlap = _undelayed(job.tree, now, measured, last)
+        expected_s, trial, self._trial = None, self._trial, None
         if last is None or last.layout is not now:  # it was switched by others meanwhile
-            before = None
+            trial = None
         else:
             expected_s = last.after_s if last.switched else last.before_s
-        step_s, late = latest.step_s, False
+        late = False
         if step_s is not None and expected_s:
             self._late = max(self._late, step_s / expected_s - 1)
             late = step_s > expected_s * (1 + TOO_SLOW)
@@ -250,22 +276,26 @@ class Replanning:
             self._measure_network((step - last.step) * step_s)
         planned: list[Review] = []
         kept: Arrays = {}
-        returns = before is not None and step_s is not None and step_s > before[1] * (1 + WORSE)
-        if returns:
+        back = None  # the layout to which the ranks go back
+        if trial is not None and step_s is not None and step_s > trial.step_s * (1 + WORSE):
+            back = trial.before
             self._worse.add(now.digest)
 
         def plan() -> list[object]:
-            new = before[0] if before is not None and returns else channel.lay_out(times)
+            new = back or channel.lay_out(times)
             before_s = predict(job.tree, now, times).step_s
             after_s = predict(job.tree, new, times).step_s
             worth = after_s < before_s if late else after_s <= before_s * (1 - WORTH_SWITCHING)
             # or if less is lost in a step that is as short as it must be
             worth |= new.lossy_elements < now.lossy_elements and after_s <= before_s * NEAR
-            worth = returns or (worth and new.digest not in self._worse)
-            switches = worth and (new.digest != now.digest or new.form_of != now.form_of)
+            worth &= new.digest not in self._worse
+            switches = (worth or back is not None) and (new.digest != now.digest or new.form_of != now.form_of)
             layout = new if switches else now
-            found = (step, times, seen, step_s, expected_s, before_s, after_s)
-            planned.append(Review(*found, layout, switched=switches, returned=switches and returns))
+            predicted = (expected_s, before_s, after_s)
+            returned = switches and back is not None
+            planned.append(
+                Review(step, times, overlap, step_s, *predicted, layout, switched=switches, returned=returned)
+            )
             if switches and now.selected:
                 kept.update(residuals.read(channel, job.engine))
             return [f"{layout.digest:016x}", before_s, after_s]
@@ -275,8 +305,8 @@ class Replanning:
             raise HvdExtError("the ranks came to different plans, and keep the one that they have")
         (review,) = planned
         if review.switched:
-            if step_s is not None and not returns:
-                self._before = now, step_s
+            if step_s is not None and back is None:
+                self._trial = Trial(now, step_s)
             self._switch(review.layout, number, kept)
         return review
 

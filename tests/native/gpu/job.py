@@ -44,11 +44,11 @@ def called() -> list[Any]:
     """Calls collectives of the job and of a process set."""
     values = np.arange(1001) * (hvd.rank() + 1)
     pair = hvd.add_process_set([0, 1])
-    found = [hvd.allreduce(values.astype(dtype), op=hvd.Sum) for dtype in ("float32", "float64", "int64", "float16")]
-    found += [hvd.allgather(values[: hvd.rank() + 1]), hvd.broadcast(values, 1)]
+    results = [hvd.allreduce(values.astype(dtype), op=hvd.Sum) for dtype in ("float32", "float64", "int64", "float16")]
+    results += [hvd.allgather(values[: hvd.rank() + 1]), hvd.broadcast(values, 1)]
     if hvd.rank() < 2:
-        found.append(hvd.allreduce(values.astype("float32"), op=hvd.Average, process_set=pair))
-    return [np.array(one) for one in found]
+        results.append(hvd.allreduce(values.astype("float32"), op=hvd.Average, process_set=pair))
+    return [np.array(result) for result in results]
 
 
 def left(library: Path) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""Communication that delays computing: beside a computation in small steps, and what two layouts tell."""
+"""Communication that delays computing: compared with a step computed in small pieces, and found from two layouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import PlanError
 from hvd_ext.options import Sum
 from hvd_ext.planning import contention
-from hvd_ext.planning.contention import Seen
+from hvd_ext.planning.contention import Overlap
 from hvd_ext.planning.layout import layout
 from hvd_ext.planning.prediction import predict
 from hvd_ext.planning.step_times import StepTimes
@@ -49,11 +49,11 @@ def test_spans_of_buckets_are_joined_where_they_touch() -> None:
 
 
 def test_two_layouts_show_the_contention_if_they_hide_different_amounts() -> None:
-    one, other = Seen(1.0, 0.1), Seen(1.2, 0.5)
+    one, other = Overlap(1.0, 0.1), Overlap(1.2, 0.5)
     assert contention.between(one, other, 0.0) == contention.between(other, one, 0.0) == pytest.approx(0.5)
-    assert contention.between(one, Seen(1.2, 0.15), 0.25) == 0.25, "what they hide is too similar"
-    assert contention.between(one, Seen(0.8, 0.5), 0.25) == 0.0, "a quicker computation has other reasons"
-    assert contention.between(one, Seen(9.0, 0.5), 0.25) == contention.MOST
+    assert contention.between(one, Overlap(1.2, 0.15), 0.25) == 0.25, "what they hide is too similar"
+    assert contention.between(one, Overlap(0.8, 0.5), 0.25) == 0.0, "a quicker computation has other reasons"
+    assert contention.between(one, Overlap(9.0, 0.5), 0.25) == contention.MOST
 
 
 @pytest.mark.parametrize("seed", range(3))
