@@ -16,7 +16,7 @@ import hvd_ext
 from benchmarks.studies.__main__ import app
 from benchmarks.studies.convergence import data as data_sets, jobs, plan as studies, results as told, times
 from benchmarks.studies.convergence.models import build
-from benchmarks.studies.convergence.worker import Task, optimizer, order, timed_steps
+from benchmarks.studies.convergence.worker import Task, optimizer, order, timed_rounds
 from hvd_ext.bench import results
 from hvd_ext.bench.sampling import EVENTS, emit
 from hvd_ext.errors import InvalidError
@@ -352,7 +352,13 @@ def test_local_steps_and_a_compression_are_those_of_the_setting():
     options = optimizer({"recipe": recipe, "how": how, "seed": 1}, 100)._hvd_ext.reducer.options
     assert options.compression is hvd_ext.Compression.fp16
     assert options.local_steps == hvd_ext.LocalSteps(4, outer=None)
-    assert [timed_steps(9, every) for every in (1, 16, 64, 100)] == [9, 192, 192, 300]
+
+
+def test_fast_steps_are_timed_more_often():
+    assert [timed_rounds(9, 1, step_s) for step_s in (0.01, 0.25, 2.0)] == [60, 20, 9]
+    assert [timed_rounds(9, every, 0.01) for every in (16, 64, 100)] == [12, 3, 3]
+    assert timed_rounds(9, 16, 2.0) == 3
+    assert timed_rounds(80, 1, 0.01) == 80
 
 
 def test_a_peer_needs_its_python(plan: Path, tmp_path: Path):

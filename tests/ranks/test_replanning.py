@@ -136,6 +136,26 @@ def test_steps_that_take_longer_than_predicted_are_remembered(
     assert all(one == late for one in shared_late)
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_the_rows_of_an_embedding_are_priced_as_many_as_are_sent(begin_job: Any, traced: bool, size: int) -> None:
+    """Rank r touches r + 2 of the 40 rows, many times each."""
+    begin_job(every=4)
+    made = keras.Sequential([keras.layers.Input((6,), dtype="int32"), keras.layers.Embedding(40, 3)])
+    made.add(keras.layers.Flatten())
+    made.add(keras.layers.Dense(TARGETS))
+    fill(made.weights)
+    made.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.125)), "mse", run_eagerly=not traced)
+    places = np.arange(13 * 4 * 6).reshape(-1, 6) % (hvd.rank() + 2) + 7 * hvd.rank()
+    made.fit(places, np.zeros((len(places), TARGETS)), batch_size=4, shuffle=False, verbose=0)
+    found = reviews(made.optimizer)
+    assert len(found) == 3
+    row_nbytes = 3 * 4 + 4
+    assert [nbytes for review in found for _, nbytes in review.times.rows] == 3 * [
+        sum(rank + 2 for rank in range(size)) * row_nbytes
+    ]
+    assert_same_bits_on_all_ranks(made.weights)
+
+
 def reviews(optimizer: Any) -> list[Review]:
     (every,) = optimizer._hvd_ext.reducer.sets
     return next(reversed(every.replannings.values())).reviews

@@ -151,7 +151,7 @@ class Study(BaseModel):
         hosts: ranks on each host.
         rate: of each host's link where times are measured.
         seeds: of weights and of the order of examples; each is a run.
-        steps: how many are timed; their median is the time of a step.
+        steps: how many are timed at least; their median is the time of a step.
         models: by name, "cnn", "vgg", "transformer".
         settings: by name.
     """

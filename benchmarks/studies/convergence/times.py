@@ -40,22 +40,29 @@ def collected(folders: Iterable[Path]) -> dict[str, Any]:
         for run in runs:
             facts = run["facts"]
             row = {name: facts[name] for name in ("hosts", "model", "setting", "rate", "how")}
-            row |= {"parameters": run["parameters"], "date": run["date"], "step_seconds": run["step_seconds"]}
+            row |= {name: run[name] for name in ("parameters", "date", "step_seconds")}
+            row["predicted_step_seconds"] = run.get("predicted_step_seconds")
             found[tuple(facts["hosts"]), facts["model"], facts["setting"], facts["rate"]] = row
             about.append({name: run[name] for name in ("date", "machine", "versions")})
     return {"benchmark": BENCHMARK, **min(about, key=lambda one: one["date"]), "rows": list(found.values())}
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """Write a line for each cluster, model and setting, with the median step at each rate."""
+    """Write a line for each cluster, model and setting: the median step at each rate, and the predicted one over it."""
     rates = sorted({row["rate"] for row in result["rows"]}, key=rate_bits)
     lines: dict[tuple[Any, ...], dict[str, str]] = {}
     for row in result["rows"]:
         place = " + ".join(map(str, row["hosts"])), row["model"], row["setting"]
-        lines.setdefault(place, {})[row["rate"]] = seconds(statistics.median(row["step_seconds"]))
+        median, rate = statistics.median(row["step_seconds"]), row["rate"]
+        cells = lines.setdefault(place, {})
+        cells[rate] = seconds(median)
+        if row.get("predicted_step_seconds"):  # not in local steps, with PyTorch, and before buckets are planned again
+            cells[f"{rate} predicted"] = f"{row['predicted_step_seconds'] / median:.2f}"
+    predicted = [f"{rate} predicted" for rate in rates]
+    columns = [*rates, *(column for column in predicted if any(column in cells for cells in lines.values()))]
     return table(
-        ("ranks", "model", "setting", *(rate.replace("bit", "bit/s") for rate in rates)),
-        [[*place, *(steps.get(rate, "") for rate in rates)] for place, steps in lines.items()],
+        ("ranks", "model", "setting", *(column.replace("bit", "bit/s") for column in columns)),
+        [[*place, *(cells.get(column, "") for column in columns)] for place, cells in lines.items()],
     )
 
 

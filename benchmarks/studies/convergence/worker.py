@@ -28,8 +28,11 @@ from hvd_ext.compression.topk import WARMUP_DENSITIES, TopK
 if TYPE_CHECKING:
     import keras
 
-# Steps before those that are timed: buckets are planned again after 20, and tried until step 40.
-UNTIMED = 43
+# Steps before those that are timed: buckets are planned again after 20, and tried until step 40. Of slow steps there
+# are only so many as take UNTIMED_S seconds, but FIRST.
+UNTIMED, UNTIMED_S, FIRST = 43, 60.0, 3
+# Of fast steps so many are timed as take TIMED_S seconds, but at most MOST_TIMED.
+TIMED_S, MOST_TIMED = 5.0, 60
 # The share of the steps in which the learning rate rises (Goyal et al. 2017, section 2.2), and where it ends.
 RISE, LAST_SHARE = 0.1, 0.05
 TEST_BATCH = 250
@@ -213,6 +216,7 @@ def timed(facts: dict[str, Any], data: data_sets.Data) -> dict[str, Any]:
         "step_seconds_median": statistics.median(slowest),
         "warm_step_seconds": warmed,
         "whole_step_seconds": whole,
+        "predicted_step_seconds": None if how.get("local") else _predicted_s(model),
         **_about(model),
     }
 
@@ -226,19 +230,53 @@ def _step_seconds(facts: dict[str, Any], data: data_sets.Data) -> tuple[list[flo
     model = compiled(facts, data, 1000)
     mine = order(0, 0, len(data.train.labels), hvd.rank(), hvd.size(), batch)
     inputs, labels = tf.constant(data.train.inputs[mine[:batch]]), tf.constant(data.train.labels[mine[:batch]])
-    taken = []
     every = facts["how"].get("local", {}).get("every", 1)
-    for _ in range(every * -(-UNTIMED // every) + timed_steps(facts["steps"], every)):
-        begin = time.perf_counter()
-        model.train_on_batch(inputs, labels)
-        taken.append(time.perf_counter() - begin)
-    slowest = [max(step) for step in zip(*hvd.allgather_object(taken[every * -(-UNTIMED // every) :]), strict=True)]
-    return [statistics.mean(slowest[at : at + every]) for at in range(0, len(slowest) - every + 1, every)], model
+    taken = step_seconds(lambda: model.train_on_batch(inputs, labels), hvd.allgather_object, facts["steps"], every)
+    return taken, model
 
 
-def timed_steps(steps: int, every: int) -> int:
-    """Give the number of timed steps: with local steps whole rounds of `every`, enough for a median of their means."""
-    return steps if every == 1 else every * max(3, 192 // every)
+def step_seconds(
+    step: Callable[[], object], gathered: Callable[[Any], list[Any]], least: int, every: int, untimed: int = UNTIMED
+) -> list[float]:
+    """Make steps, and time those after the first ones.
+
+    Args:
+        step: makes a step; it returns when the weights are updated.
+        gathered: collects a value of each rank, on all ranks.
+        least: how many steps are timed at least.
+        every: with local steps the number of steps to an exchange, else 1.
+        untimed: how many steps are made before, if they are not too slow.
+
+    Returns:
+        The seconds of each step on the rank that was slowest in it. With local steps the means of each `every` steps.
+    """
+
+    def slowest(count: int) -> list[float]:
+        taken = []
+        for _ in range(count):
+            begin = time.perf_counter()
+            step()
+            taken.append(time.perf_counter() - begin)
+        return [max(of_ranks) for of_ranks in zip(*gathered(taken), strict=True)]
+
+    def means(rounds: int) -> list[float]:
+        taken = slowest(every * rounds)
+        return [statistics.mean(taken[at : at + every]) for at in range(0, len(taken), every)]
+
+    first_s = min(means(FIRST if every == 1 else 1))
+    before = means(_within(UNTIMED_S, first_s * every, least=1, most=-(-untimed // every)))
+    return means(timed_rounds(least, every, statistics.median(before)))
+
+
+def timed_rounds(least: int, every: int, step_s: float) -> int:
+    """Give how many steps are timed; with local steps how many rounds of `every`, with an exchange in each."""
+    if every == 1:
+        return _within(TIMED_S, step_s, least, max(least, MOST_TIMED))
+    return _within(UNTIMED_S, step_s * every, least=3, most=max(3, 192 // every))
+
+
+def _within(seconds: float, round_s: float, least: int, most: int) -> int:
+    return max(least, min(most, round(seconds / round_s)))
 
 
 def _finite(value: float) -> float | None:
@@ -254,6 +292,15 @@ def _equal(model: keras.Model) -> bool:
 
 def _about(model: keras.Model) -> dict[str, Any]:
     return {"parameters": int(sum(np.prod(weight.shape) for weight in model.trainable_weights))}
+
+
+def _predicted_s(model: keras.Model) -> float | None:
+    """Give the step that was predicted when buckets were planned last; None if they were not planned by times."""
+    (every, *_) = model.optimizer._hvd_ext.reducer.sets
+    reviews = [planned.reviews[-1] for planned in every.replannings.values() if planned.reviews]
+    if not reviews:
+        return None
+    return reviews[-1].after_s if reviews[-1].switched else reviews[-1].before_s
 
 
 def serve(

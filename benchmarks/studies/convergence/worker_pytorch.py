@@ -28,7 +28,16 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.studies.convergence import data as data_sets
-from benchmarks.studies.convergence.worker import LAST_SHARE, RISE, TEST_BATCH, UNTIMED, Task, order, serve, timed_steps
+from benchmarks.studies.convergence.worker import (
+    LAST_SHARE,
+    RISE,
+    TEST_BATCH,
+    UNTIMED,
+    Task,
+    order,
+    serve,
+    step_seconds,
+)
 
 # PowerSGD and local steps begin after so many whole steps; PyTorch wants at least two of the first.
 START = 10
@@ -180,19 +189,23 @@ def learn(facts: dict[str, Any], data: data_sets.Data, tell: Callable[..., None]
 def timed(facts: dict[str, Any], data: data_sets.Data) -> dict[str, Any]:
     """Measure the time of a step; see `worker.timed`."""
     batch, every = facts["recipe"]["batch"], int(facts["how"]["peer"].partition("local=")[2] or 1)
-    trained, taken = Trained(facts, data, 1000), []
+    trained = Trained(facts, data, 1000)
     mine = order(0, 0, len(data.train.labels), dist.get_rank(), dist.get_world_size(), batch)[:batch]
-    untimed = every * -(-(UNTIMED + START) // every)
-    for _ in range(untimed + timed_steps(facts["steps"], every)):
-        begin = time.perf_counter()
-        trained.step(data.train.inputs[mine], data.train.labels[mine])
-        taken.append(time.perf_counter() - begin)
-    of_ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, taken[untimed:])
-    slowest = [max(step) for step in zip(*of_ranks, strict=True)]
-    means = [statistics.mean(slowest[at : at + every]) for at in range(0, len(slowest) - every + 1, every)]
-    median = statistics.median(means)
-    return {"step_seconds": means, "step_seconds_median": median, "warm_step_seconds": [], **trained.about()}
+
+    def gathered(value: Any) -> list[Any]:
+        of_ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(of_ranks, value)
+        return of_ranks
+
+    taken = step_seconds(
+        lambda: trained.step(data.train.inputs[mine], data.train.labels[mine]),
+        gathered,
+        facts["steps"],
+        every,
+        UNTIMED + START,
+    )
+    median = statistics.median(taken)
+    return {"step_seconds": taken, "step_seconds_median": median, "warm_step_seconds": [], **trained.about()}
 
 
 def main(path: str) -> None:

@@ -36,10 +36,9 @@ def empty(shape: Sequence[int], dtype: tf.DType | str) -> tf.IndexedSlices:
     )
 
 
-def most_nbytes(slices: tf.IndexedSlices) -> int:
-    """The bytes of a sparse gradient's rows and indices, if none repeats; 0 if a graph does not know how many."""
-    count, *width = slices.values.shape
-    return 0 if count is None else count * (math.prod(width) * slices.values.dtype.size + slices.indices.dtype.size)
+def row_nbytes(slices: tf.IndexedSlices) -> int:
+    """The bytes of a row and its index, where they are sent as they are."""
+    return math.prod(slices.values.shape[1:]) * slices.values.dtype.size + slices.indices.dtype.size
 
 
 @ops.plain
@@ -51,6 +50,7 @@ def reduce(
     *,
     shape: Sequence[int] | None = None,
     dtype: tf.DType | str | None = None,
+    count: tf.Variable | None = None,
 ) -> tf.IndexedSlices:
     """Sum or average one sparse gradient over the ranks, eagerly or in a graph; all ranks call it.
 
@@ -64,6 +64,7 @@ def reduce(
         shape: the table's shape, the same on all ranks; with it, the indices of tables below 2^31 rows are sent in 4
             bytes.
         dtype: the dtype of the result, the same on all ranks; None for the dtype of the slices.
+        count: becomes the number of rows that all ranks have sent.
 
     Returns:
         Ascending indices without repetition, with the sums or averages of their rows; equal bits on all ranks. The
@@ -80,6 +81,8 @@ def reduce(
             _gathered(job, f"{name}.indices", tf.cast(indices, _index_dtype(shape))),
             _gathered(job, f"{name}.values", tf.cast(_divided(values, before), _wire(dtype, job, options))),
         )
+        if count is not None:
+            count.assign(tf.size(every_index, tf.int64))
         total_indices, total = _summed(every_index, tf.cast(every_row, values.dtype))
         return tf.IndexedSlices(
             tf.cast(_divided(total, after), dtype),

@@ -42,7 +42,6 @@ class Channel:
         delay: how many steps before its own a step's results are of; `policies.delayed` gives those of the first steps.
         device: TensorFlow's name of the device on which gradients are taken and results given.
         flags: the bits that this rank sends along with partial rounds (`round_flags.RoundFlags`).
-        rows_nbytes: for the place of each sparse gradient the most bytes that this rank sends for it.
         selects: whether some of its gradients have error feedback, at least in the first steps; each step must then
             `begin` with a density and end with `end_step`.
         with_momentum: the places of the tensors that go through momentum correction as long as it is not whole.
@@ -75,7 +74,7 @@ class Channel:
         self._lay_out = lay_out
         self.settings = settings
         self.flags = 0
-        self.rows_nbytes: dict[int, int] = {}
+        self._rows: dict[int, tuple[int, tf.Variable]] = {}  # of sparse gradients: the bytes of one, and how many
         self.selects = bool(layout.selected)
         self.with_momentum = layout.with_momentum
         self.whole: tf.Variable | None = None
@@ -101,6 +100,22 @@ class Channel:
         """The number of its complete steps on this rank; to be read between two steps."""
         newest = self._owner.engine.times(self.handle, 1).steps
         return int(newest[-1]) if len(newest) else 0
+
+    def count_of_rows(self, place: int, nbytes: int) -> tf.Variable:
+        """Give the variable that becomes the number of rows of a sparse gradient, on all ranks.
+
+        Args:
+            nbytes: of a row and its index.
+        """
+        if place not in self._rows:
+            with tf.init_scope(), tf.device(ops.HOST):
+                self._rows[place] = nbytes, tf.Variable(0, trainable=False, dtype=tf.int64, name="hvd_ext_rows")
+        return self._rows[place][1]
+
+    @property
+    def rows_nbytes(self) -> int:
+        """The bytes of the rows of all sparse gradients, on all ranks, in the newest step that has ended."""
+        return sum(nbytes * int(count.numpy()) for nbytes, count in self._rows.values())
 
     @property
     def is_whole(self) -> bool:

@@ -239,17 +239,16 @@ class Replanning:
         job, channel, now = self._job, self._channel, self._channel.layout
         first_step = job.engine.open_channels()[channel.handle].layouts[-1][0]
         local = step_times.measured(job.engine.times(channel.handle), first_step)
-        rows_nbytes = sum(channel.rows_nbytes.values())
         answers, joined = consensus.exchange_in_step(
             job.engine,
             f"{self._name}: times",
-            lambda: None if local is None else {**dataclasses.asdict(local), "rows_nbytes": rows_nbytes},
+            lambda: None if local is None else {**dataclasses.asdict(local), "rows_nbytes": channel.rows_nbytes},
         )
         if joined or any(answer is None for answer in answers):
             return None
         latest = step_times.latest([step_times.Measured.from_json(answer) for answer in answers])
         times = step_times.model(now.tensors, now.sent_tensors, latest)
-        rows = sum(answer["rows_nbytes"] for answer in answers)
+        rows = max(answer["rows_nbytes"] for answer in answers)
         if rows:  # embeddings are the first layers, whose gradients come last
             times = dataclasses.replace(times, rows=((times.computed_s, rows),))
         return times, latest.step_s

@@ -230,7 +230,6 @@ class Step:
         for slot in self.present:
             if slot.kind != kinds.SPARSE or slot.place is None:
                 continue
-            self.channel.rows_nbytes[slot.place] = sparse.most_nbytes(given[slot.place])
             reduced[slot.place] = sparse.reduce(
                 gradients.job,
                 f"{self.name}, rows {slot.place}",  # not the variable's name, which may differ between ranks
@@ -238,6 +237,7 @@ class Step:
                 gradients.options,
                 shape=tuple(slot.variable.shape),
                 dtype=kinds.dtype(slot.variable),
+                count=self.channel.count_of_rows(slot.place, sparse.row_nbytes(given[slot.place])),
             )
         return reduced
 
