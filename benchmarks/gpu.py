@@ -17,6 +17,7 @@ import re
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -28,15 +29,18 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILT = ROOT / "build" / "gpu_benchmark"
-LIBRARY, PROGRAM = BUILT / "libhvd_ext_gpu.so", BUILT / "on_gpu"
+LIBRARY, PROGRAM, RANKS = BUILT / "libhvd_ext_gpu.so", BUILT / "on_gpu", BUILT / "ranks_on_gpu"
 INSTALLED = Path("/usr/local")  # where CUDA's installer puts it
 NO_GPU = 2  # the exit status of on_gpu and of compare_torch.py where something they need is missing
 TOTAL_S = 470.0
 KEPT_CHARACTERS = 3000
 # What a phase may take; their sum is below TOTAL_S. A kernel that hangs ends at its phase's limit.
-LIMITS_S = {"nvidia-smi": 10.0, "build": 150.0, "check": 100.0, "times": 40.0, "torch": 75.0, "sanitizer": 30.0}
+LIMITS_S = {"nvidia-smi": 10.0, "build": 150.0, "check": 60.0, "times": 20.0, "torch": 75.0, "sanitizer": 30.0}
+LIMITS_S |= {"ranks": 30.0}
 # The program stops itself earlier, and then says how far it came: starting CUDA takes seconds too.
-CHECKING_S, SANITIZED_S = 85, 15
+CHECKING_S, SANITIZED_S = 50, 15
+# Ranks that share the GPU, and what they add up: the gradients of ResNet-50.
+SHARING, GRADIENTS, SUMS = (2, 4), 25_557_032, 20
 TOOLS = ("memcheck", "racecheck", "synccheck")
 FOUND = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
 UNSUPPORTED = "Device not supported"
@@ -82,7 +86,7 @@ def run(phase: str, command: list[str], limit_s: float) -> Phase:
     """
     began = time.monotonic()
     named = shlex.join([Path(command[0]).name, *command[1:]])
-    done = Phase(phase, PASSED, limit_seconds=round(limit_s, 1), command=_in_repository(named))
+    done = Phase(phase, PASSED, limit_seconds=round(limit_s, 1), command=_in_repository(named)[:KEPT_CHARACTERS])
     try:
         process = subprocess.Popen(
             command,
@@ -191,14 +195,29 @@ def built(nvcc: str, architecture: str, clock: Clock) -> list[Phase]:
             *sources,
         ],
     }
-    limit_s = clock.limit("build")
-    with ThreadPoolExecutor(len(more)) as pool:
-        phases = list(pool.map(lambda item: run(item[0], [nvcc, *flags, *item[1]], limit_s), more.items()))
+    objects = {str(BUILT / f"{path.parent.name}_{path.stem}.o"): path for path in _engine_sources()}
+    more |= {name: ["-x", "c++", "-c", "-o", name, str(path)] for name, path in objects.items()}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        phases = list(pool.map(lambda item: run(item[0], [nvcc, *flags, *item[1]], clock.limit("build")), more.items()))
+    parts = phases[2:]
+    linked = next((part for part in parts if part.status != PASSED), None)
+    if linked is None:
+        link = ["-Xlinker", "-rpath=$ORIGIN", "-o", str(RANKS), *objects, str(LIBRARY), "-ldl"]
+        linked = run("build ranks", [nvcc, *flags, *link], clock.limit("build"))
+    linked.phase, linked.seconds = "build ranks", linked.seconds + sum(part.seconds for part in parts)
+    phases = [*phases[:2], linked]
     spills = [int(number) for number in re.findall(r"(\d+) bytes spill stores", phases[0].output)]
     phases[0].more = {"architecture": f"sm_{architecture}", "kernels": len(spills), "spilled_bytes": sum(spills)}
     for phase in phases:  # what ptxas tells is in `more`; the file keeps what went wrong
         phase.output = "" if phase.status == PASSED else phase.output
     return phases
+
+
+def _engine_sources() -> list[Path]:
+    """Lists the sources of the engine, without MPI and TensorFlow, and of the program of ranks that share the GPU."""
+    folders = [ROOT / "tf_ops" / name for name in ("plan", "kernels", "shm", "engine")]
+    sources = [path for folder in folders for path in sorted(folder.glob("*.cc")) if not path.name.endswith(".cu.cc")]
+    return [*sources, ROOT / "tests" / "native" / "gpu" / "ranks_on_gpu.cc"]
 
 
 def checked(clock: Clock) -> Phase:
@@ -255,7 +274,7 @@ def timed(phase: str, command: list[str], clock: Clock) -> tuple[Phase, list[dic
     """Runs a program that prints a line of JSON for each row.
 
     Args:
-        phase: "times" or "torch".
+        phase: "times", "torch" or "ranks".
         command: of the program.
         clock: the time that is left.
 
@@ -328,7 +347,7 @@ def saved(path: Path, run_: dict[str, Any], phases: list[Phase], rows: list[dict
         one["output"] = one["output"][-KEPT_CHARACTERS:]
         told.append({"run": 0, **one})
     lists = {"runs": [run_], "phases": told, "rows": [{"run": 0, **row} for row in rows]}
-    parts = ['"benchmark": "top-k and norms on a GPU"']
+    parts = ['"benchmark": "top-k, norms and sums on a GPU"']
     for name, items in lists.items():
         lines = ",\n".join(f"  {json.dumps(item)}" for item in items)
         parts.append(f'"{name}": [\n{lines}\n ]' if items else f'"{name}": []')
@@ -339,10 +358,10 @@ def saved(path: Path, run_: dict[str, Any], phases: list[Phase], rows: list[dict
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Writes the times as two tables of Markdown, of top-k and of norms.
+    """Writes the times as three tables of Markdown, of top-k, of norms, and of ranks that share the GPU.
 
     Args:
-        rows: of the phases times and torch.
+        rows: of the phases times, torch and ranks.
 
     Returns:
         The tables; a cell is "-" where a phase did not measure it.
@@ -350,7 +369,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     headings = ("phase", "elements", "k", "topk ms", "copy ms", "no-op ms", "torch.topk ms", "x copy", "x torch.topk")
     lines = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
     for row in rows:
-        if "norms_ms" in row:
+        if "norms_ms" in row or "ranks" in row:
             continue
         ours, copy, torch = (row.get(name) for name in ("topk_ms", "copy_ms", "torch_ms"))
         cells = [row["phase"], f"{row['elements']:,}", f"{row['k']:,}"]
@@ -364,6 +383,20 @@ def table(rows: list[dict[str, Any]]) -> str:
             ours, copy = row["norms_ms"], row["copy_ms"]
             cells = [f"{row['tensors']:,}", f"{row['elements']:,}"]
             cells += [_number(time_ms) for time_ms in (ours, copy, row["noop_ms"], ours / copy if copy else None)]
+            lines.append(f"| {' | '.join(cells)} |")
+    headings = ("ranks", "elements", "on the GPU ms", "through the host ms", "faster", "its passes ms", "x passes")
+    lines += ["", f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
+    for row in rows:
+        if "ranks" in row:
+            ranks = row["ranks"]
+            on_gpu, on_host, copy = (
+                statistics.median(row[name]) * 1e3 for name in ("on_gpu_seconds", "on_host_seconds", "copy_seconds")
+            )
+            # Of each rank a copy of all into the bucket, and of a part of each other rank a sum and a copy: two, three
+            # and two elements are read or written, and two by the copy that was measured.
+            passes = copy * (ranks + 2.5 * (ranks - 1))
+            cells = [str(ranks), f"{row['elements']:,}", _number(on_gpu), _number(on_host)]
+            cells += [_number(on_host / on_gpu), _number(passes), _number(on_gpu / passes)]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -405,9 +438,10 @@ def measured(path: Path, clock: Clock) -> int:
     else:
         about["versions"]["cuda"] = release(nvcc, clock)
         architecture = about["gpu"].get("compute_cap", "9.0").replace(".", "")
-        built_all = {tell(phase) for phase in built(nvcc, architecture, clock)} == {PASSED}
+        library, program, sharing = [tell(phase) == PASSED for phase in built(nvcc, architecture, clock)]
+        built_all = library and program
     if not built_all:
-        for name in ("check", "times", "torch", *TOOLS):
+        for name in ("check", "times", "torch", "ranks", *TOOLS):
             tell(Phase(name, MISSING, why="what it runs was not built"))
     else:
         tell(checked(clock))
@@ -415,6 +449,11 @@ def measured(path: Path, clock: Clock) -> int:
         tell(*timed("times", [str(PROGRAM), "times"], clock))
         compare = [sys.executable, str(ROOT / "tests" / "native" / "gpu" / "compare_torch.py")]
         tell(*timed("torch", [*compare, "--library", str(LIBRARY)], clock))
+        for ranks in SHARING:
+            if sharing:
+                tell(*timed("ranks", [str(RANKS), str(ranks), str(GRADIENTS), str(SUMS)], clock))
+            else:
+                tell(Phase("ranks", MISSING, why="what it runs was not built"))
         for name in TOOLS:
             tell(sanitized(name, clock))
     if rows:

@@ -24,6 +24,9 @@ case "$PROGRAM_IS $1" in
 *" check" | *" few") echo '{"checked": 9, "of": 9}' ;;
 *" times") echo '{"elements": 1000, "k": 10, "noop_ms": 0.001, "copy_ms": 0.5, "topk_ms": 0.75}'
   echo '{"elements": 3000, "tensors": 3, "noop_ms": 0.001, "copy_ms": 0.5, "norms_ms": 0.25}' ;;
+"unequal 2") echo 'rank 1: the bits of both sums differ' >&2; exit 1 ;;
+*" 2" | *" 4") echo '{"ranks": '$1', "elements": '$2', "on_gpu_seconds": [0.002, 0.004, 0.003],
+  "on_host_seconds": [0.03], "copy_seconds": [0.001], "stays_on_gpu": true}' | tr -d '\n' ;;
 esac
 """
 NVCC = """#!/bin/sh
@@ -61,7 +64,7 @@ def _gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
-    for name, path in (("BUILT", "."), ("LIBRARY", "library.so"), ("PROGRAM", "on_gpu")):
+    for name, path in (("BUILT", "."), ("LIBRARY", "library.so"), ("PROGRAM", "on_gpu"), ("RANKS", "ranks")):
         monkeypatch.setattr(module, name, tmp_path / "built" / path)
     monkeypatch.setattr(module, "INSTALLED", tmp_path / "nothing")
     for name in ("CUDA_HOME", "CUDA_PATH"):
@@ -110,13 +113,13 @@ def why(found: dict[str, Any], name: str) -> str:
 
 
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
-BUILDS = ("build library", "build program")
+BUILDS = ("build library", "build program", "build ranks")
 
 
 def test_all_phases_pass_and_the_file_has_machine_phases_and_times(measured, tmp_path, capsys):
     status, found = measured()
     assert status == 0
-    expected = dict.fromkeys(("nvidia-smi", *BUILDS, "check", "times", *SANITIZERS), "passed")
+    expected = dict.fromkeys(("nvidia-smi", *BUILDS, "check", "times", "ranks", *SANITIZERS), "passed")
     assert statuses(found) == {**expected, "torch": "missing"}
     assert why(found, "torch").startswith("GPU (none): torch must see one")
     (run,) = found["runs"]
@@ -126,13 +129,20 @@ def test_all_phases_pass_and_the_file_has_machine_phases_and_times(measured, tmp
     assert found["rows"] == [
         {**shared, "elements": 1000, "k": 10, "topk_ms": 0.75},
         {**shared, "elements": 3000, "tensors": 3, "norms_ms": 0.25},
+        *(
+            {"run": 0, "phase": "ranks", "ranks": ranks, "elements": 25557032, "on_gpu_seconds": [0.002, 0.004, 0.003]}
+            | {"on_host_seconds": [0.03], "copy_seconds": [0.001], "stays_on_gpu": True}
+            for ranks in (2, 4)
+        ),
     ]
     assert next(phase for phase in found["phases"] if phase["phase"] == "build library")["spilled_bytes"] == 8
     compiled = (tmp_path / "fakes" / "nvcc.log").read_text()
-    assert compiled.count("arch=compute_86,code=sm_86") == 2  # what nvidia-smi says
+    assert compiled.count("arch=compute_86,code=sm_86") > 2  # what nvidia-smi says
+    assert "engine_executor.o" in compiled and "gpu_ranks_on_gpu.o" in compiled
     tables = capsys.readouterr().out
     assert "| times | 1,000 | 10 | 0.75 | 0.5 | 0.001 | - | 1.5 | - |" in tables
     assert "| 3 | 3,000 | 0.25 | 0.5 | 0.001 | 0.5 |" in tables
+    assert "| 2 | 25,557,032 | 3 | 30 | 10 | 4.5 | 0.667 |" in tables
 
 
 # What is set or not there, the exit status, some phases with theirs, and words of the first of these phases.
@@ -140,6 +150,7 @@ TROUBLES = [
     ("PROGRAM_IS=wrong", 1, "check: failed, times: passed", "exit status 1: wrong: gauss: pick 0 of 9"),
     ("PROGRAM_IS=slow", 1, "check: out of time", "7 of 9 problems were checked, and were right"),
     ("PROGRAM_IS=hanging", 1, "check: out of time, memcheck: passed", "was killed"),
+    ("PROGRAM_IS=unequal", 1, "ranks: passed, check: passed, memcheck: passed", ""),
     ("PROGRAM_IS=blind", 2, "check: missing", "no GPU was found: nothing was checked"),
     ("SANITIZER_IS=finding", 1, "racecheck: failed, memcheck: passed, synccheck: passed", "found 3 errors or hazards"),
     # a sanitizer that cannot work is not taken for one that found nothing

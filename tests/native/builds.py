@@ -24,7 +24,7 @@ LIBRARIES = ROOT / "hvd_ext" / "lib"
 # Under sanitizers only the first is built.
 PROGRAMS = (
     *("hvd_ext_native_tests", "hvd_ext_cache_kills", "hvd_ext_gpu_tests", "hvd_ext_gpu_stand_in"),
-    *("hvd_ext_mpi_tests", "hvd_ext_mpi_life"),
+    *("hvd_ext_ranks_on_gpu", "hvd_ext_mpi_tests", "hvd_ext_mpi_life"),
 )
 # Builds that other tests hold up, on a slow machine, end in this time all the same.
 BUILD_LIMIT_S = 3600

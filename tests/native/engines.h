@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "devices.h"
 #include "engine/device.h"
 #include "engine/engine.h"
 #include "harness.h"
@@ -98,14 +99,6 @@ inline MakeTransports& TransportsOfEngines() {
   return make;
 }
 
-using MakeDevice = std::shared_ptr<Device> (*)();
-
-// Makes the device of each rank of Engines; null: the host.
-inline MakeDevice& DeviceOfEngines() {
-  static MakeDevice make = nullptr;
-  return make;
-}
-
 // While an object of this class lives, Engines have these transports, and devices of this kind.
 class Over {
  public:
@@ -125,7 +118,7 @@ class Over {
 inline std::shared_ptr<Engine> StartEngine(const std::shared_ptr<Transport>& transport, Config config,
                                            int64_t generation = 1) {
   std::shared_ptr<Engine> engine;
-  if (DeviceOfEngines() != nullptr) config.device = DeviceOfEngines()();
+  config.device = KnownDevices::Take(transport.get());
   CHECK_OK(Engine::Start(transport, config, generation, &engine));
   return engine;
 }
@@ -169,6 +162,9 @@ class Engines {
     std::vector<std::thread> threads;
     for (size_t i = 0; i < engines_.size(); ++i) threads.emplace_back([&, i] { alone[i] = engines_[i]->Stop(); });
     for (std::thread& thread : threads) thread.join();
+    const bool quiet =
+        std::all_of(engines_.begin(), engines_.end(), [](const auto& engine) { return engine->quiet(); });
+    for (size_t i = 0; quiet && i < transports_.size(); ++i) transports_[i]->Release();
     return alone;
   }
 

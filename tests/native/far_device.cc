@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -26,6 +27,21 @@ Errors& TheErrors() {
   static auto* errors = new Errors;
   return *errors;
 }
+
+struct Devices {
+  std::mutex mutex;
+  std::vector<FarDevice*> all;
+};
+
+Devices& TheDevices() {
+  static auto* devices = new Devices;
+  return *devices;
+}
+
+struct Named {
+  FarDevice* device;
+  char* block;
+};
 
 char* Reserve(int64_t nbytes) {
   void* space =
@@ -103,13 +119,22 @@ class FarQueue : public Queue {
 FarDevice::FarDevice(uint32_t seed) : space_(Reserve(kSpaceNbytes)), random_(seed) {
   for (int i = 0; i < kQueues; ++i) queues_.push_back(std::make_unique<FarQueue>(this, i));
   thread_ = std::thread([this] { Run(); });
+  std::lock_guard<std::mutex> lock(TheDevices().mutex);
+  TheDevices().all.push_back(this);
 }
 
 FarDevice::~FarDevice() {
   {
+    std::lock_guard<std::mutex> lock(TheDevices().mutex);
+    std::vector<FarDevice*>& all = TheDevices().all;
+    all.erase(std::find(all.begin(), all.end(), this));
+  }
+  {
     std::lock_guard<std::mutex> lock(mutex_);
     stops_ = true;
-    if (!blocks_.empty()) Note("a device ends while " + std::to_string(blocks_.size()) + " blocks are allocated");
+    const auto left =
+        std::count_if(blocks_.begin(), blocks_.end(), [](const auto& block) { return !block.second.is_freed; });
+    if (left > 0) Note("a device ends while " + std::to_string(left) + " blocks are allocated");
   }
   changed_.notify_all();
   thread_.join();
@@ -165,7 +190,75 @@ void FarDevice::Free(char* data) {
   const auto found = blocks_.find(data);
   if (found == blocks_.end()) return Note("memory is freed that is not allocated");  // the caller is a destructor
   changed_.wait(lock, [&] { return !IsQueued({data, found->second.nbytes, true, true}); });
-  blocks_.erase(found);
+  found->second.is_freed = true;
+  if (!found->second.shares) blocks_.erase(found);
+}
+
+bool FarDevice::Share(const void* data, BlockName* name, int64_t* offset) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const char* at = static_cast<const char*>(data);
+  Block* block = BlockOf(at, 0, offset);
+  if (block == nullptr) return false;
+  block->shares = true;
+  const Named named{this, const_cast<char*>(at - *offset)};
+  std::memcpy(name->bytes.data(), &named, sizeof(named));
+  return true;
+}
+
+void FarDevice::Unshare(const BlockName& name) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Named named{};
+  std::memcpy(&named, name.bytes.data(), sizeof(named));
+  const auto found = blocks_.find(named.block);
+  if (found == blocks_.end()) return Note("a block is given back that is not shared");
+  if (found->second.reached > 0) Note("a block is given back that another device reaches");
+  found->second.shares = false;
+  if (found->second.is_freed) blocks_.erase(found);
+}
+
+char* FarDevice::Reach(const BlockName& name) {
+  Named named{};
+  std::memcpy(&named, name.bytes.data(), sizeof(named));
+  std::lock_guard<std::mutex> lock(named.device->mutex_);
+  ++named.device->blocks_[named.block].reached;
+  return named.block;
+}
+
+void FarDevice::Leave(char* reached) {
+  FarDevice* owner = OwnerOf(reached);
+  std::lock_guard<std::mutex> lock(owner->mutex_);
+  --owner->blocks_[reached].reached;
+}
+
+FarDevice* FarDevice::OwnerOf(const char* data) const {
+  if (IsFar(data)) return nullptr;
+  std::lock_guard<std::mutex> lock(TheDevices().mutex);
+  for (FarDevice* device : TheDevices().all) {
+    if (device->IsFar(data)) return device;
+  }
+  return nullptr;
+}
+
+void FarDevice::Lend(const Use& use) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  int64_t offset = 0;
+  const Block* block = BlockOf(use.data, use.nbytes, &offset);
+  if (block == nullptr || block->reached == 0) Fail("memory of another device is used that was not reached");
+  if (use.writes) Fail("memory of another device is written");
+  for (const Waiting& queue : waiting_) {
+    for (const auto& [number, ours] : queue.unseen) {
+      if (std::none_of(ours.begin(), ours.end(), [&](const Use& each) { return each.Meets(use); })) continue;
+      Fail("a device reads memory that an operation of another one writes, which is not known to have ended");
+    }
+  }
+  CheckRead(use);
+  lent_.push_back(use);
+}
+
+void FarDevice::TakeBack(const Use& use) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto same = [&](const Use& lent) { return lent.data == use.data && lent.nbytes == use.nbytes; };
+  lent_.erase(std::find_if(lent_.begin(), lent_.end(), same));
 }
 
 void FarDevice::Pin(char* data, int64_t nbytes) {
@@ -186,6 +279,10 @@ void FarDevice::Forget(const char* data, int64_t nbytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   int64_t offset = 0;
   if (Block* block = BlockOf(data, nbytes, &offset)) {
+    const Use whole{data, nbytes, true, true};
+    if (std::any_of(lent_.begin(), lent_.end(), [&](const Use& lent) { return lent.Meets(whole); })) {
+      Note("memory is given back that another device reads");
+    }
     std::fill_n(block->written.begin() + offset, nbytes, 0);
   } else if (!IsQueued({data, nbytes, true, true})) {
     std::memset(const_cast<char*>(data), kPoison, static_cast<size_t>(nbytes));
@@ -198,12 +295,21 @@ int64_t FarDevice::Last(int queue) {
 }
 
 bool FarDevice::Done(int number_of_queue, int64_t number) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  Waiting& queue = waiting_[static_cast<size_t>(number_of_queue)];
-  if (!error_.empty()) throw std::runtime_error(error_);
-  if (queue.done < number) return false;
-  queue.seen = std::max(queue.seen, number);
-  while (!queue.unseen.empty() && queue.unseen.front().first <= queue.seen) queue.unseen.pop_front();
+  std::vector<Use> ended;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Waiting& queue = waiting_[static_cast<size_t>(number_of_queue)];
+    if (!error_.empty()) throw std::runtime_error(error_);
+    if (queue.done < number) return false;
+    queue.seen = std::max(queue.seen, number);
+    while (!queue.unseen.empty() && queue.unseen.front().first <= queue.seen) {
+      for (const Use& use : queue.unseen.front().second) ended.push_back(use);
+      queue.unseen.pop_front();
+    }
+  }
+  for (const Use& use : ended) {
+    if (FarDevice* owner = OwnerOf(use.data)) owner->TakeBack(use);
+  }
   return true;
 }
 
@@ -240,12 +346,23 @@ void FarDevice::CheckRead(const Use& use) {
 }
 
 void FarDevice::Push(int number_of_queue, std::vector<Use> uses, std::function<void()> run) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!error_.empty()) throw std::runtime_error(error_);
   uses.erase(std::remove_if(uses.begin(), uses.end(), [](const Use& use) { return use.nbytes == 0; }), uses.end());
   if (uses.empty()) return;  // of no elements
+  std::set<const char*> lent;
+  for (const Use& use : uses) {
+    FarDevice* owner = OwnerOf(use.data);
+    if (owner == nullptr) continue;
+    owner->Lend(use);
+    lent.insert(use.data);
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!error_.empty()) throw std::runtime_error(error_);
   Operation operation{uses, {}, std::move(run)};
   for (const Use& use : uses) {
+    if (lent.count(use.data) > 0) continue;
+    if (std::any_of(lent_.begin(), lent_.end(), [&](const Use& each) { return each.Meets(use); })) {
+      Fail("memory is written that another device reads");
+    }
     int64_t offset = 0;
     const bool far = IsFar(use.data);
     if (far && BlockOf(use.data, use.nbytes, &offset) == nullptr) Fail("memory is used that is not allocated");
@@ -263,7 +380,8 @@ void FarDevice::Push(int number_of_queue, std::vector<Use> uses, std::function<v
   }
   for (const Use& use : uses) CheckRead(use);
   for (const Use& use : uses) {
-    const bool summed = !use.writes && !IsFar(use.data) && !IsQueued({use.data, use.nbytes, true, true});
+    const bool summed =
+        lent.count(use.data) == 0 && !use.writes && !IsFar(use.data) && !IsQueued({use.data, use.nbytes, true, true});
     operation.sums.push_back(summed ? SumOf(use.data, use.nbytes) : 0);
   }
   Waiting& queue = waiting_[static_cast<size_t>(number_of_queue)];
@@ -274,6 +392,7 @@ void FarDevice::Push(int number_of_queue, std::vector<Use> uses, std::function<v
 
 char* FarDevice::At(const void* data) {
   char* at = static_cast<char*>(const_cast<void*>(data));
+  if (FarDevice* owner = OwnerOf(at)) return owner->At(at);
   if (!IsFar(at)) return at;
   std::lock_guard<std::mutex> lock(mutex_);
   int64_t offset = 0;

@@ -7,7 +7,10 @@
 // - uses memory that an operation of another queue uses, of which no call of Done has said that it has ended, and one
 // of
 //   them writes there;
-// - reads host memory that has changed since the operation was queued.
+// - reads host memory that has changed since the operation was queued;
+// - uses memory of another device that was not reached, or that an operation there uses of which no call of Done has
+// said
+//   that it has ended; or writes memory that an operation of another device reads, likewise.
 // Host memory that an operation is going to write, or that is forgotten, is filled with kPoison meanwhile.
 #pragma once
 
@@ -40,6 +43,10 @@ class FarDevice : public Device {
   void Free(char* data) override;
   void Pin(char* data, int64_t nbytes) override;
   void Unpin(char* data) override;
+  bool Share(const void* data, BlockName* name, int64_t* offset) override;
+  void Unshare(const BlockName& name) override;
+  char* Reach(const BlockName& name) override;
+  void Leave(char* reached) override;
   void Forget(const char* data, int64_t nbytes) override;
 
   // No operation begins while `holds`.
@@ -73,7 +80,9 @@ class FarDevice : public Device {
   struct Block {
     int64_t nbytes;
     std::unique_ptr<char[]> memory;
-    std::vector<char> written;  // by byte
+    std::vector<char> written{};  // by byte
+    bool shares = false, is_freed = false;
+    int reached = 0;  // by other devices
   };
 
   int64_t Last(int queue);
@@ -81,6 +90,12 @@ class FarDevice : public Device {
   void Push(int queue, std::vector<Use> uses, std::function<void()> run);
   // The memory behind a pointer.
   char* At(const void* data);
+
+  // The device that has memory, if it is another one.
+  FarDevice* OwnerOf(const char* data) const;
+  // An operation of another device reads memory of this one, from when it is queued until it is known to have ended.
+  void Lend(const Use& use);
+  void TakeBack(const Use& use);
 
   // These need the lock.
   [[noreturn]] void Fail(const std::string& words);
@@ -101,6 +116,7 @@ class FarDevice : public Device {
   std::condition_variable changed_;
   std::map<const char*, Block> blocks_;
   std::map<const char*, int64_t> pinned_;
+  std::vector<Use> lent_;
   std::vector<Waiting> waiting_{kQueues};
   std::string error_;
   std::mt19937 random_;

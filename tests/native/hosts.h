@@ -1,6 +1,7 @@
 // Transports over shared memory between ranks that are threads of one process.
 #pragma once
 
+#include "devices.h"
 #include "engine/transport.h"
 #include "harness.h"
 #include "ranks.h"
@@ -8,13 +9,17 @@
 
 namespace hvd_ext::test {
 
-// Wraps each transport in one over shared memory; a rank whose arena is null has none.
+// Wraps each transport in one over shared memory; a rank whose arena is null has none. Devices are those of Engines.
 inline std::vector<std::shared_ptr<Transport>> ShareMemory(const std::vector<std::shared_ptr<Transport>>& between,
                                                            const std::vector<std::shared_ptr<Arena>>& arenas) {
   std::vector<std::shared_ptr<Transport>> transports(between.size());
   RunThreads(
       static_cast<int>(between.size()),
-      [&](int rank) { CHECK_OK(MakeHostTransport(between[rank], arenas[rank], &transports[rank])); },
+      [&](int rank) {
+        const std::shared_ptr<Device> device = NewDevice();
+        CHECK_OK(MakeHostTransport(between[rank], arenas[rank], device, &transports[rank]));
+        KnownDevices::Note(transports[rank].get(), device);
+      },
       [&] { between[0]->Abort(1); });
   return transports;
 }

@@ -48,6 +48,68 @@ TEST("gpu: messages lie in shared memory while there is room, and elsewhere afte
   AgainOnGpu(MakeHostTransports<kSmallArena>, {"channel: steps of several buckets"});
 }
 
+TEST("gpu: where CUDA shares no memory, messages lie in the host's") {
+  stand_in::refuses_handles = true;
+  {
+    const Over over(MakeHostTransports<kRoomyArena>, MakeDeviceOnGpu);
+    const auto transports = MakeHostTransports<kRoomyArena>(2);
+    CHECK(!transports[0]->ReachesDevice(1));
+    for (const auto& transport : transports) KnownDevices::Take(transport.get());
+  }
+  AgainOnGpu(MakeHostTransports<kRoomyArena>, {"channel: steps of several buckets"});
+  stand_in::refuses_handles = false;
+}
+
+TEST("gpu: messages between ranks of a host stay in memory of the GPU") {
+  const std::string before = stand_in::Left();
+  {
+    const Over over(MakeHostTransports<kRoomyArena>, MakeDeviceOnGpu);
+    auto transports = MakeHostTransports<kRoomyArena>(2);
+    const std::shared_ptr<Device> devices[] = {KnownDevices::Take(transports[0].get()),
+                                               KnownDevices::Take(transports[1].get())};
+    CHECK(transports[0]->ReachesDevice(1) && transports[1]->ReachesDevice(0));
+    CHECK(!transports[0]->ReachesDevice(0));
+    BufferPool pool = BufferPool::Of(devices[0]);
+    const Buffer data = pool.Take(5000);
+    std::unique_ptr<Request> sent, received;
+    CHECK_OK(transports[0]->Send(1, 7, data.data() + 40, 4000, &sent));
+    CHECK_OK(transports[1]->Recv(0, 7, nullptr, 4000, &received));
+    bool done = false;
+    CHECK_OK(transports[1]->Test(received.get(), &done));
+    CHECK(done);
+    CHECK_EQ(transports[1]->Received(received.get()), data.data() + 40);
+    CHECK_OK(transports[0]->Test(sent.get(), &done));
+    CHECK(!done);  // the receiver has not read it
+    received.reset();
+    CHECK_OK(transports[0]->Test(sent.get(), &done));
+    CHECK(done);
+    sent.reset();
+    for (const auto& transport : transports) transport->LeaveDevices();
+    for (const auto& transport : transports) transport->Release();
+  }
+  CHECK_EQ(stand_in::Left(), before);
+}
+
+TEST("gpu: a shared block is kept until it is shared no more, whoever has freed it") {
+  const std::string before = stand_in::Left();
+  {
+    const std::shared_ptr<Device> device = MakeGpuDevice(0);
+    const std::string one = stand_in::Left();
+    char* data = device->Allocate(100);
+    Device::BlockName name;
+    int64_t offset = 0;
+    CHECK(device->Share(data + 30, &name, &offset));
+    CHECK_EQ(offset, 30);
+    char plain = 0;
+    CHECK(!device->Share(&plain, &name, &offset));
+    device->Free(data);
+    CHECK(stand_in::Left() != one);
+    device->Unshare(name);
+    CHECK_EQ(stand_in::Left(), one);
+  }
+  CHECK_EQ(stand_in::Left(), before);
+}
+
 // A device with a buffer of its own memory and one of messages.
 struct OnGpu {
   static constexpr int64_t kNbytes = 1 << 14;

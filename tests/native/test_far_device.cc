@@ -124,6 +124,54 @@ TEST("far device: memory that is neither allocated nor pinned is refused") {
   Far::Refuses("not allocated", [&] { again.queue(1)->Copy(again.data.data() + 4096, again.message.data(), 4000); });
 }
 
+// Two devices, of which the second reaches the first one's buffer.
+struct FarPair {
+  Far owner, reader;
+  Device::BlockName name;
+  char* reached = nullptr;
+
+  FarPair() {
+    owner.Fill(1);
+    owner.Await(1);
+    int64_t offset = 0;
+    CHECK(owner.device->Share(owner.data.data(), &name, &offset));
+    reached = reader.device->Reach(name);
+  }
+  void Read() { reader.queue(1)->Copy(reader.data.data(), reached, 4000); }
+};
+
+TEST("far device: an operation reads memory of a device that was reached") {
+  FarPair pair;
+  pair.Read();
+  pair.reader.queue(1)->Copy(pair.reader.message.data(), pair.reader.data.data(), 4000);
+  pair.reader.Await(1);
+  CHECK_EQ(pair.reader.message.data()[3999], 1);
+  pair.owner.Fill(1);
+  pair.reader.device->Leave(pair.reached);
+  pair.owner.Await(1);
+  pair.owner.device->Unshare(pair.name);
+  CHECK_EQ(FarDevice::TakeErrors(), "");
+}
+
+TEST("far device: memory that another device still reads is neither written nor given back") {
+  FarPair pair;
+  pair.Read();
+  Far::Refuses("written that another device reads", [&] { pair.owner.Fill(2); });
+  pair.owner.data = Buffer();
+  CHECK(FarDevice::TakeErrors().find("given back that another device reads") != std::string::npos);
+}
+
+TEST("far device: memory of another device is refused that was not reached, or is not written yet") {
+  FarPair pair;
+  pair.reader.device->Leave(pair.reached);
+  Far::Refuses("was not reached", [&] { pair.Read(); });
+  FarPair again;
+  again.owner.Fill(1);
+  Far::Refuses("not known to have ended", [&] { again.Read(); });
+  again.owner.device->Unshare(again.name);
+  CHECK(FarDevice::TakeErrors().find("that another device reaches") != std::string::npos);
+}
+
 TEST("far device: a pool hands memory out again when the operations of all queues on it have ended") {
   for (int number : {0, 4}) {
     Far far;

@@ -5,12 +5,14 @@
 // at once. A queue numbers its operations. What the host reads, and what an operation of another queue uses, needs
 // Done of the operation's number first.
 //
-// Messages lie in host memory: operations copy between them and the device's memory, and add them to it.
+// Messages lie in host memory: operations copy between them and the device's memory, and add them to it. Between ranks
+// of a host they may stay in the sender's device memory, which the receiver's operations reach.
 //
 // Any thread may call these. No call waits, but for Free and Unpin. Where the device fails, a call throws
 // std::runtime_error.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 
@@ -31,9 +33,10 @@ class Queue {
   virtual void Follow(void* stream) = 0;
   virtual void Lead(void* stream) = 0;
 
-  // `to` and `from` are memory of the device, or of a BufferPool of messages.
+  // `to` and `from` are memory of the device, or of a BufferPool of messages, or memory that Reach gave. So is what is
+  // called a message below.
   virtual void Copy(void* to, const void* from, int64_t nbytes) = 0;
-  // As the kernels of these names. `data` is memory of the device, `message` of a BufferPool of messages.
+  // As the kernels of these names. `data` is memory of the device.
   virtual void Combine(ReduceOp op, DType dtype, void* data, const void* message, int64_t elements) = 0;
   virtual void Divide(DType dtype, void* data, int64_t divisor, int64_t elements) = 0;
   virtual void Narrow(DType wire, void* message, float* data, int64_t elements, float scale) = 0;
@@ -62,6 +65,22 @@ class Device {
   // Whole pages of the host, which operations may use until Unpin; it waits for those that do.
   virtual void Pin(char* data, int64_t nbytes) = 0;
   virtual void Unpin(char* data) = 0;
+
+  // How another process of this host, or another engine of this one, names a block of Allocate.
+  struct BlockName {
+    std::array<char, 88> bytes{};
+
+    bool operator<(const BlockName& other) const { return bytes < other.bytes; }
+  };
+  // The name of the block in which `data` lies, and where in it. Until Unshare, Free keeps the block. False where it
+  // cannot be shared.
+  virtual bool Share(const void* /*data*/, BlockName* /*name*/, int64_t* /*offset*/) { return false; }
+  virtual void Unshare(const BlockName& /*name*/) {}
+  // The begin of a shared block as operations of this device reach it, until Leave; null where they do not. The owner
+  // may free the block after that.
+  virtual char* Reach(const BlockName& /*name*/) { return nullptr; }
+  virtual void Leave(char* /*reached*/) {}
+
   // What lies there is not used any more, by operations that are queued later. For devices that check their use.
   virtual void Forget(const char* /*data*/, int64_t /*nbytes*/) {}
 };

@@ -1,13 +1,19 @@
 // Each queue is a stream, and an event follows each operation: Done asks the events, and never waits. Kernels and
-// copies reach messages where they lie, in registered host memory, so that a sum reads them once across the bus.
+// copies reach messages where they lie, in registered host memory, so that a sum reads them once across the bus, or in
+// memory of a GPU that another process has shared (CUDA IPC).
 #include "engine/device_gpu.h"
 
+#include <array>
 #include <cstdint>
+#include <cstring>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <random>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -173,6 +179,22 @@ Pins& ThePins() {
   return *pins;
 }
 
+// Of a block's name. A process cannot open a handle of its own, and needs none.
+struct SharedBlock {
+  std::array<uint32_t, 4> process;
+  char* data;
+  cudaIpcMemHandle_t handle;
+};
+static_assert(sizeof(SharedBlock) == sizeof(Device::BlockName), "a name holds one");
+
+const std::array<uint32_t, 4>& ThisProcess() {
+  static const std::array<uint32_t, 4> process = [] {
+    std::random_device random;
+    return std::array<uint32_t, 4>{random(), random(), random(), random()};
+  }();
+  return process;
+}
+
 class GpuDevice : public Device {
  public:
   explicit GpuDevice(int gpu) : gpu_(gpu) {
@@ -188,19 +210,87 @@ class GpuDevice : public Device {
   char* Allocate(int64_t nbytes) override {
     const On on(gpu_);
     void* data = nullptr;
-    const cudaError_t code = cudaMalloc(&data, static_cast<size_t>(nbytes > 0 ? nbytes : 1));
+    nbytes = (nbytes > 0 ? nbytes + kGrain - 1 : kGrain) / kGrain * kGrain;
+    const cudaError_t code = cudaMalloc(&data, static_cast<size_t>(nbytes));
     if (code == cudaErrorMemoryAllocation) {
       cudaGetLastError();
       throw std::bad_alloc();
     }
     Must(code, "cudaMalloc");
+    std::lock_guard<std::mutex> lock(mutex_);
+    blocks_[static_cast<char*>(data)].nbytes = nbytes;
     return static_cast<char*>(data);
   }
   // Free and Unpin are called by destructors, and a GPU that has failed frees nothing: codes are not looked at.
   void Free(char* data) override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = blocks_.find(data);
+      if (found != blocks_.end() && found->second.shares) {
+        found->second.is_freed = true;
+        return;
+      }
+      blocks_.erase(data);
+    }
     cudaFree(data);  // it waits
     cudaGetLastError();
   }
+
+  bool Share(const void* data, BlockName* name, int64_t* offset) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const char* at = static_cast<const char*>(data);
+    const auto after = blocks_.upper_bound(at);
+    if (after == blocks_.begin()) return false;
+    auto& [begin, block] = *std::prev(after);
+    if (at >= begin + block.nbytes) return false;
+    if (!block.shares) {
+      const On on(gpu_);
+      SharedBlock shared{ThisProcess(), const_cast<char*>(begin), {}};
+      if (cudaIpcGetMemHandle(&shared.handle, shared.data) != cudaSuccess) {  // as in some containers
+        cudaGetLastError();
+        return false;
+      }
+      std::memcpy(block.name.bytes.data(), &shared, sizeof(shared));
+      block.shares = true;
+    }
+    *name = block.name;
+    *offset = at - begin;
+    return true;
+  }
+  void Unshare(const BlockName& name) override {
+    char* data = BlockOf(name).data;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = blocks_.find(data);
+      if (found == blocks_.end()) return;
+      found->second.shares = false;
+      if (!found->second.is_freed) return;
+    }
+    Free(data);
+  }
+  char* Reach(const BlockName& name) override {
+    const SharedBlock block = BlockOf(name);
+    if (block.process == ThisProcess()) return block.data;
+    const On on(gpu_);
+    void* reached = nullptr;
+    if (cudaIpcOpenMemHandle(&reached, block.handle, cudaIpcMemLazyEnablePeerAccess) != cudaSuccess) {
+      cudaGetLastError();
+      return nullptr;
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    opened_.insert(reached);
+    return static_cast<char*>(reached);
+  }
+  void Leave(char* reached) override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (opened_.erase(reached) == 0) return;
+    }
+    const On on(gpu_);
+    cudaIpcCloseMemHandle(reached);
+    cudaGetLastError();
+  }
+
   void Pin(char* data, int64_t nbytes) override {
     const On on(gpu_);
     std::lock_guard<std::mutex> lock(ThePins().mutex);
@@ -221,8 +311,25 @@ class GpuDevice : public Device {
   }
 
  private:
+  // CUDA puts smaller blocks of a process together, and shares them with each other.
+  static constexpr int64_t kGrain = 2 << 20;
+  struct Block {
+    int64_t nbytes = 0;
+    BlockName name;  // where it is shared
+    bool shares = false, is_freed = false;
+  };
+
+  static SharedBlock BlockOf(const BlockName& name) {
+    SharedBlock block;
+    std::memcpy(&block, name.bytes.data(), sizeof(block));
+    return block;
+  }
+
   const int gpu_;
   std::vector<std::unique_ptr<GpuQueue>> queues_;
+  std::mutex mutex_;
+  std::map<const char*, Block> blocks_;
+  std::set<void*> opened_;
 };
 
 }  // namespace

@@ -88,7 +88,7 @@ Status WithPaths(std::shared_ptr<Transport> base, const Config& config, std::sha
   int64_t capacity = Arena::DefaultCapacity();
   bool wanted = config.shared_memory && capacity > 0 && between->size() > 1;
   if (wanted) Arena::Make(capacity, &arena);  // without one `between` carries everything
-  return MakeHostTransport(std::move(between), std::move(arena), transport);
+  return MakeHostTransport(std::move(between), std::move(arena), config.device, transport);
 }
 
 // The entry of an engine that runs, or an empty one; 0: the job's.
@@ -157,6 +157,7 @@ Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config c
                    std::to_string(of.engine->size()) + "), each once, and rank " + std::to_string(of.engine->rank()) +
                    ", which starts it, must be one of them");
   }
+  config.device = of.engine->device();
   std::shared_ptr<Transport> transport;
   if (ranks.size() == 1) {
     transport = MakeThreadTransports(1)[0];
@@ -166,7 +167,6 @@ Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config c
     HVD_EXT_RETURN_IF_ERROR(WithPaths(std::move(subset), config, &transport));
   }
   for (int rank : ranks) config.numbers.push_back(rank);
-  config.device = of.engine->device();
   std::lock_guard<std::mutex> life(process.life);
   if (Entry(parent).engine != of.engine) return NoneRuns();  // it has stopped meanwhile
   return Start(std::move(transport), config, of.engine->generation(), engine);

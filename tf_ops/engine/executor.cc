@@ -33,7 +33,12 @@ Status CheckLane(int64_t lane, int64_t window, int64_t largest_tag) {
 
 Executor::Executor(Transport* transport, BufferPool* messages, int64_t window, Trace* trace,
                    std::shared_ptr<Device> device)
-    : transport_(transport), messages_(messages), window_(window), trace_(trace), device_(std::move(device)) {
+    : transport_(transport),
+      messages_(messages),
+      window_(window),
+      trace_(trace),
+      device_(std::move(device)),
+      near_(BufferPool::Of(device_)) {
   transport_->NameBy([this](const Label& label) {
     AssertProgress();
     return NameOf(label);
@@ -204,9 +209,11 @@ bool Executor::Combines(const OpenRun& open, const Row& row) const {
 
 // A message that is received without a copy must be added as soon as it is there. If it waited for sends of this rank,
 // it would keep the peer's send from ending, which may wait for ours.
+// On a device it is copied first.
 bool Executor::ReceivesZeroCopy(const OpenRun& open, const Row& row) const {
+  if (!device_->IsHost()) return OnDevice(open, row);
   bool waits = row.after_sends && open.codec->IsPlain();
-  return device_->IsHost() && Combines(open, row) && !waits && transport_->IsZeroCopy(row.peer);
+  return Combines(open, row) && !waits && transport_->IsZeroCopy(row.peer);
 }
 
 Status Executor::PostReceive(Segment* segment, Transfer* transfer) {
@@ -229,13 +236,14 @@ void Executor::WriteMessage(Segment* segment, Transfer* transfer) {
   const Row& row = *transfer->row;
   char* data = DataOf(*segment, transfer->begin);
   transfer->message = data;
-  if (!HasMessages(open)) return;
+  transfer->operation = segment->queue->Last();
+  if (!HasMessages(open) || (open.codec->IsPlain() && OnDevice(open, row))) return;
   int32_t terms = 1;
   if (open.codec->CountsTerms()) {
     auto first = segment->terms.begin() + row.begin;
     terms = *std::max_element(first, first + row.count);
   }
-  transfer->scratch = messages_->Take(open.codec->Nbytes(transfer->elements));
+  transfer->scratch = MessagesOf(open, row)->Take(open.codec->Nbytes(transfer->elements));
   open.codec->Write(segment->queue, transfer->scratch.data(), data, transfer->elements, terms);
   transfer->message = transfer->scratch.data();
   transfer->operation = segment->queue->Last();
@@ -278,6 +286,7 @@ void Executor::Record(int64_t number, const OpenRun& open) {
 
 Status Executor::Advance(Segment* segment, bool* ended, bool* moved) {
   const std::vector<Row>& rows = segment->plan->rows;
+  while (!segment->held.empty() && IsDone(segment->queue, segment->held.front().first)) segment->held.pop_front();
   while (!segment->finished) {
     HVD_EXT_RETURN_IF_ERROR(TestTransfers(segment, moved));
     if (segment->sparse != nullptr) HVD_EXT_RETURN_IF_ERROR(TestVectors(segment, moved));
@@ -331,18 +340,27 @@ Status Executor::TestTransfers(Segment* segment, bool* moved) {
     if (transfer.request == nullptr) continue;
     // It must be added after others that have not come, and the peer must not wait until they have.
     int64_t nbytes = segment->open->codec->Nbytes(transfer.elements);
-    transfer.scratch = messages_->Take(nbytes);
-    std::memcpy(transfer.scratch.data(), transfer.message, static_cast<size_t>(nbytes));
+    transfer.scratch = MessagesOf(*segment->open, *transfer.row)->Take(nbytes);
+    segment->queue->Copy(transfer.scratch.data(), transfer.message, nbytes);
     transfer.message = transfer.scratch.data();
-    transfer.request.reset();
+    GiveBack(segment, &transfer);
   }
   ReduceInOrder(segment);
   return Status::Ok();
 }
 
-bool Executor::IsBeingSent(const Segment& segment, const Transfer& reduction) {
-  for (const Transfer& other : segment.transfers) {
-    if (other.row->opcode == Opcode::SEND && other.request != nullptr &&
+// The peer whose memory a message lies in may write there again when the operations on it have ended.
+void Executor::GiveBack(Segment* segment, Transfer* transfer) const {
+  if (transfer->request == nullptr) return;
+  if (!device_->IsHost()) segment->held.emplace_back(segment->queue->Last(), std::move(transfer->request));
+  transfer->request.reset();
+}
+
+// Whether elements of a reduction are being sent, or are to be sent, from the buffer itself.
+bool Executor::IsSentFrom(const Segment& segment, const Transfer& reduction) {
+  for (size_t i = 0; i < segment.transfers.size(); ++i) {
+    const Transfer& other = segment.transfers[i];
+    if (other.row->opcode == Opcode::SEND && !other.scratch && (other.request != nullptr || i >= segment.sent) &&
         other.begin < reduction.begin + reduction.elements && reduction.begin < other.begin + other.elements) {
       return true;
     }
@@ -352,15 +370,14 @@ bool Executor::IsBeingSent(const Segment& segment, const Transfer& reduction) {
 
 // Adds in the order of the rows, whatever arrives first: sums of floats must not depend on timing.
 void Executor::ReduceInOrder(Segment* segment) {
-  bool from_scratch = HasMessages(*segment->open);  // written before: then a reduction need not wait for sends
   while (segment->reduced < segment->transfers.size()) {
     Transfer& transfer = segment->transfers[segment->reduced];
     if (Combines(*segment->open, *transfer.row)) {
       if (transfer.message == nullptr) return;
-      if (!from_scratch && transfer.row->after_sends && IsBeingSent(*segment, transfer)) return;
+      if (transfer.row->after_sends && IsSentFrom(*segment, transfer)) return;
       Combine(segment, transfer);
       transfer.message = nullptr;
-      transfer.request.reset();
+      GiveBack(segment, &transfer);
       transfer.scratch = Buffer();
     }
     ++segment->reduced;
@@ -431,7 +448,7 @@ void Executor::FailAll(const Status& status) {
 void Executor::Abandon(std::unique_ptr<Segment> segment) {
   static std::mutex* mutex = new std::mutex;
   static auto* kept = new std::vector<std::unique_ptr<Segment>>;
-  if (!IsWaiting(*segment)) return;
+  if (!IsWaiting(*segment) && segment->held.empty()) return;
   abandoned_ = true;
   segment->open = nullptr;
   if (!failure_.ok() && transport_->Forgets()) return;

@@ -141,6 +141,8 @@ class Executor {
     Buffer staged;                    // for local rows: the units of the round, in the host's memory
     int64_t staged_first = 0;         // the first of its elements
     bool finished = false;            // the operations behind the last row are queued
+    // Messages on the devices of peers, each until operation `first` on it has ended.
+    std::deque<std::pair<int64_t, std::unique_ptr<Request>>> held;
   };
   struct Lane {
     explicit Lane(int64_t n) : number(n) {}
@@ -167,12 +169,18 @@ class Executor {
   Status PostWritten(Segment* segment, size_t end) HVD_EXT_REQUIRES(progress_role);
   void ReduceInOrder(Segment* segment);
   void NoteTerms(Segment* segment, const Transfer& transfer, int32_t terms) const;
-  // Whether messages lie in memory of their own.
+  // Whether the messages of a row lie in memory of the device, the sender's or this rank's.
+  bool OnDevice(const OpenRun& open, const Row& row) const {
+    return !device_->IsHost() && !open.codec->CountsTerms() && transport_->ReachesDevice(row.peer);
+  }
+  BufferPool* MessagesOf(const OpenRun& open, const Row& row) { return OnDevice(open, row) ? &near_ : messages_; }
+  void GiveBack(Segment* segment, Transfer* transfer) const;
+  // Whether messages lie in memory of their own, unless they are on the device.
   bool HasMessages(const OpenRun& open) const { return !open.codec->IsPlain() || !device_->IsHost(); }
   bool Combines(const OpenRun& open, const Row& row) const;
   bool ReceivesZeroCopy(const OpenRun& open, const Row& row) const;
   void Combine(Segment* segment, const Transfer& transfer) const;
-  static bool IsBeingSent(const Segment& segment, const Transfer& reduction);
+  static bool IsSentFrom(const Segment& segment, const Transfer& reduction);
   void EndRuns(Lane* lane) HVD_EXT_REQUIRES(progress_role);
   static bool IsWaiting(const Segment& segment) {
     return segment.waiting > 0 || (segment.sparse != nullptr && segment.sparse->waiting() > 0);
@@ -196,6 +204,7 @@ class Executor {
   int64_t window_;
   Trace* trace_;
   const std::shared_ptr<Device> device_;
+  BufferPool near_;  // memory of the device, for messages that stay there
   std::map<int64_t, Lane> lanes_ HVD_EXT_GUARDED_BY(progress_role);
   std::vector<Lane*> busy_ HVD_EXT_GUARDED_BY(progress_role);  // the lanes with runs, by number
   Status failure_ HVD_EXT_GUARDED_BY(progress_role);

@@ -1,5 +1,6 @@
 #include "engine/host_peers.h"
 
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -10,7 +11,7 @@ namespace hvd_ext {
 namespace {
 
 // Counts the layouts of what lies in shared memory. Ranks whose libraries have different ones do not share memory.
-constexpr uint64_t kLayout = 2;
+constexpr uint64_t kLayout = 3;
 
 // What every rank tells all others.
 struct Card {
@@ -18,17 +19,56 @@ struct Card {
   uint64_t host = 0;
   ArenaAddress arena;
   int64_t bell = 0;  // where the doorbell lies in the arena
+  int64_t shares = 0;
+  Device::BlockName block;  // a block of the device, where it can be shared
 };
 
 // What two ranks of one host tell each other.
 struct Answer {
   int64_t opened = 0;
   int64_t ring = 0;  // where the ring lies that the other rank writes to
+  int64_t reaches = 0;
+};
+
+// A block of the device by which peers find out whether they reach its memory.
+class Sample {
+ public:
+  Sample(Device* device, Card* card) : device_(device) {
+    if (device_ == nullptr) return;
+    try {
+      data_ = device_->Allocate(1);
+      int64_t offset = 0;
+      shared_ = device_->Share(data_, &name_, &offset);
+    } catch (const std::exception&) {  // messages lie in host memory then; what fails without a sample says why
+      return;
+    }
+    card->shares = shared_;
+    card->block = name_;
+  }
+  ~Sample() {
+    if (shared_) device_->Unshare(name_);
+    if (data_ != nullptr) device_->Free(data_);
+  }
+  Sample(const Sample&) = delete;
+  Sample& operator=(const Sample&) = delete;
+
+  // Whether this rank reaches the sample of another.
+  bool Reaches(const Card& other) const {
+    char* reached = shared_ && other.shares != 0 ? device_->Reach(other.block) : nullptr;
+    if (reached != nullptr) device_->Leave(reached);
+    return reached != nullptr;
+  }
+
+ private:
+  Device* const device_;
+  char* data_ = nullptr;
+  bool shared_ = false;
+  Device::BlockName name_;
 };
 
 }  // namespace
 
-Status FindHostPeers(Transport* between, const std::shared_ptr<Arena>& arena, Doorbell::Word* bell,
+Status FindHostPeers(Transport* between, const std::shared_ptr<Arena>& arena, Doorbell::Word* bell, Device* device,
                      std::vector<std::unique_ptr<HostPeer>>* peers) {
   const size_t size = static_cast<size_t>(between->size());
   peers->clear();
@@ -40,6 +80,7 @@ Status FindHostPeers(Transport* between, const std::shared_ptr<Arena>& arena, Do
     mine.arena = arena->address();
     mine.bell = arena->OffsetOf(bell);
   }
+  const Sample sample(device, &mine);
   std::vector<Card> cards(size);
   HVD_EXT_RETURN_IF_ERROR(Swap(between, others, std::vector<Card>(size, mine), &cards));
 
@@ -54,7 +95,7 @@ Status FindHostPeers(Transport* between, const std::shared_ptr<Arena>& arena, Do
     auto peer = std::make_unique<HostPeer>();
     if (ring == nullptr || !MappedArena::Open(card.arena, &peer->memory).ok()) continue;
     peer->in = HostRing(reinterpret_cast<HostRing::Memory*>(ring));
-    answers[static_cast<size_t>(rank)] = {1, arena->OffsetOf(ring)};
+    answers[static_cast<size_t>(rank)] = {1, arena->OffsetOf(ring), sample.Reaches(card)};
     (*peers)[static_cast<size_t>(rank)] = std::move(peer);
   }
   HVD_EXT_RETURN_IF_ERROR(Swap(between, near, answers, &heard));
@@ -72,6 +113,7 @@ Status FindHostPeers(Transport* between, const std::shared_ptr<Arena>& arena, Do
     }
     peer->out = HostRing(reinterpret_cast<HostRing::Memory*>(ring));
     peer->bell = std::make_unique<Doorbell>(reinterpret_cast<Doorbell::Word*>(word));
+    peer->reaches = answers[static_cast<size_t>(rank)].reaches != 0 && answer.reaches != 0;
   }
   return Status::Ok();
 }

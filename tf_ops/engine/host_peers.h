@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "engine/device.h"
 #include "engine/host_ring.h"
 #include "engine/transport.h"
 #include "shm/arena.h"
@@ -16,11 +17,13 @@ struct HostPeer {
   std::shared_ptr<MappedArena> memory;
   HostRing out, in;  // the ring that this rank writes to, and the one that the peer writes to
   std::unique_ptr<Doorbell> bell;
+  bool reaches = false;  // operations of each rank's device reach memory of the other's
 };
 
 // Fills `peers` by rank; null where `between` carries the messages to that rank. Both ranks of a pair come to the same
-// answer. All ranks call it together, before any other message: it uses tag 0. `bell` lies in `arena`.
-Status FindHostPeers(Transport* between, const std::shared_ptr<Arena>& arena, Doorbell::Word* bell,
+// answer. All ranks call it together, before any other message: it uses tag 0. `bell` lies in `arena`. `device` may be
+// null.
+Status FindHostPeers(Transport* between, const std::shared_ptr<Arena>& arena, Doorbell::Word* bell, Device* device,
                      std::vector<std::unique_ptr<HostPeer>>* peers);
 
 }  // namespace hvd_ext

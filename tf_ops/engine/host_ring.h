@@ -15,6 +15,7 @@ struct HostEntry {
     kBetween = 3,   // a message that is not in the writer's arena: the transport between hosts carries it
     kTaken = 4,     // the writer of this entry no longer needs message `id`, which the reader has sent
     kControl = 5,   // a part of a control message, in `bytes`; `tag` is 1 if another part follows
+    kOnDevice = 6,  // as kZeroCopy, at `offset` in the block of the writer's device that `bytes` names
   };
   static constexpr int64_t kBytes = 88;
 
@@ -53,8 +54,9 @@ class HostRing {
     }
     // Bytes that an entry's kind does not use are never read, and not copied.
     HostEntry* to = &memory_->entries[place_ % kEntries];
-    bool full = entry.kind == HostEntry::kInline || entry.kind == HostEntry::kControl;
-    std::memcpy(to, &entry, full ? sizeof(entry) : offsetof(HostEntry, bytes));
+    bool bare =
+        entry.kind == HostEntry::kZeroCopy || entry.kind == HostEntry::kBetween || entry.kind == HostEntry::kTaken;
+    std::memcpy(to, &entry, bare ? offsetof(HostEntry, bytes) : sizeof(entry));
     memory_->written.store(++place_, std::memory_order_release);
     return true;
   }

@@ -287,6 +287,7 @@ void ProgressLoop::Drain() {
 // holds of ours.
 void ProgressLoop::ShutDownHandshake() {
   Transport* transport = core_->transport.get();
+  if (whole_) transport->LeaveDevices();
   control_->SendToOthers(ShuttingDown{});
   double begun_s = NowSeconds();
   moved_s_ = begun_s;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/device.h"
 #include "shm/arena.h"
 #include "shm/doorbell.h"
 
@@ -88,6 +89,13 @@ class Transport {
   // transport as long as it has a reference.
   virtual std::shared_ptr<Arena> arena() const { return nullptr; }
 
+  // Whether messages to and from a peer may lie in memory of the device: each rank's operations reach that of the
+  // other. Such a message is received with data == nullptr, and its request is kept until the operations on it have
+  // ended.
+  virtual bool ReachesDevice(int /*peer*/) const { return false; }
+  // No message is received any more: leaves the peers' memory of the device.
+  virtual void LeaveDevices() {}
+
   // Rung by whoever has work for the engine's thread. Rings says whether all peers ring it too, for each message that
   // comes and each that ends; that can become false, for good.
   virtual Doorbell* doorbell() { return &own_doorbell_; }
@@ -121,8 +129,8 @@ class Transport {
   // Called after the last message; does not wait. Data requests still under way are cancelled or kept, never freed.
   virtual void Close() = 0;
 
-  // Called after Close where all ranks have stopped with nothing under way: gives back what would else be kept until
-  // the process ends. Does not wait.
+  // Called after Close where all ranks have stopped with nothing under way, and have left the devices of others: gives
+  // back what would else be kept until the process ends. Does not wait.
   virtual void Release() {}
 
  private:
@@ -233,9 +241,9 @@ Status MakeTcpTransport(std::shared_ptr<Transport> between, const TcpOptions& op
 
 // Puts shared memory in front of another transport, for the peers with which it works both ways; all ranks call it
 // together, before the first message. A rank without arena (null), on another host or in another container, or that
-// cannot map the other's: then all messages of that pair go by `between`.
+// cannot map the other's: then all messages of that pair go by `between`. `device`: where buckets lie; null: the host.
 Status MakeHostTransport(std::shared_ptr<Transport> between, std::shared_ptr<Arena> arena,
-                         std::shared_ptr<Transport>* transport);
+                         std::shared_ptr<Device> device, std::shared_ptr<Transport>* transport);
 
 // At process exit (Python's atexit): MPI_Finalize if we started MPI and it is not finalised. `failed`: this rank is
 // going down alone, so MPI_Abort with `code` instead: MPI_Finalize would wait for the others.

@@ -3,14 +3,16 @@
 // send ends when the receiver says that it has done so.
 //
 // That works for memory of the arena only. A message from elsewhere goes by the transport between hosts, and an entry
-// in the ring holds its place, so that messages match in the order in which they were sent. From the first such message
-// on, this transport moves the other one on in every test: it may owe the peer an answer for a message that has ended
-// here.
+// in the ring holds its place, so that messages match in the order in which they were sent. Where devices reach each
+// other's memory, a message in memory of the device is left there likewise. From the first message that goes between
+// hosts on, this transport moves the other one on in every test: it may owe the peer an answer for a message that has
+// ended here.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <deque>
 #include <map>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -37,9 +39,9 @@ struct HostRequest : RequestInFront {
 // What this rank shares with its peers; outlives the transport as long as requests are kept.
 class Host : public std::enable_shared_from_this<Host> {
  public:
-  Host(std::shared_ptr<Transport> between, std::shared_ptr<Arena> arena, Doorbell::Word* word,
-       std::vector<std::unique_ptr<HostPeer>> peers)
-      : between_(std::move(between)), arena_(std::move(arena)), bell_(word) {
+  Host(std::shared_ptr<Transport> between, std::shared_ptr<Arena> arena, std::shared_ptr<Device> device,
+       Doorbell::Word* word, std::vector<std::unique_ptr<HostPeer>> peers)
+      : between_(std::move(between)), arena_(std::move(arena)), device_(std::move(device)), bell_(word) {
     for (std::unique_ptr<HostPeer>& peer : peers) {
       if (peer == nullptr) continue;
       places_.resize(peers.size());
@@ -58,12 +60,22 @@ class Host : public std::enable_shared_from_this<Host> {
   // Whether peers ring for every message: not once a rank's arena was full, for messages outside of it come without a
   // ring. Any thread.
   bool rings() const { return all_near_ && !silent_; }
+  bool Reaches(int peer) const { return IsNear(peer) && Find(peer)->shared.reaches; }
   bool IsNear(int peer) const { return peer >= 0 && peer < static_cast<int>(places_.size()) && Find(peer) != nullptr; }
 
   Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) {
     auto mine = NewRequest(peer, label, nullptr, nbytes);
+    Device::BlockName block;
+    int64_t offset = 0;
     if (nbytes == 0) {
       mine->done = true;
+    } else if (Reaches(peer) && device_->Share(data, &block, &offset)) {
+      shared_.insert(block);
+      mine->id = next_id_++;
+      sends_[mine->id] = mine.get();
+      HostEntry entry = EntryOf(HostEntry::kOnDevice, label, mine->id, offset, nbytes);
+      std::memcpy(entry.bytes, block.bytes.data(), sizeof(entry.bytes));
+      Tell(Find(peer), entry);
     } else if (nbytes <= HostEntry::kBytes) {
       HostEntry entry = EntryOf(HostEntry::kInline, label, -1, 0, nbytes);
       std::memcpy(entry.bytes, data, static_cast<size_t>(nbytes));
@@ -165,6 +177,18 @@ class Host : public std::enable_shared_from_this<Host> {
     return Status::Ok();
   }
 
+  void LeaveDevices() {
+    for (auto& [_, peer] : near_) {
+      for (const auto& [_, reached] : peer->reached) device_->Leave(reached);
+      peer->reached.clear();
+    }
+  }
+  // The peers have left this rank's device.
+  void Unshare() {
+    for (const Device::BlockName& block : shared_) device_->Unshare(block);
+    shared_.clear();
+  }
+
   // A request ends, whatever has become of it.
   void Forget(HostRequest* request) {
     if (request->waits) {
@@ -187,7 +211,8 @@ class Host : public std::enable_shared_from_this<Host> {
     HostPeer shared;
     std::deque<HostEntry> unwritten;  // entries for which the ring has no room
     std::unordered_map<int, Waiting> waiting;
-    std::string control;  // of a message whose parts have not all come
+    std::map<Device::BlockName, char*> reached;  // blocks of its device
+    std::string control;                         // of a message whose parts have not all come
   };
 
   static HostEntry EntryOf(HostEntry::Kind kind, const Label& label, int64_t id, int64_t offset, int64_t nbytes) {
@@ -219,6 +244,7 @@ class Host : public std::enable_shared_from_this<Host> {
   Status Take(int rank, Peer* peer, const HostEntry& entry) {
     switch (entry.kind) {
       case HostEntry::kZeroCopy:
+      case HostEntry::kOnDevice:
       case HostEntry::kInline:
       case HostEntry::kBetween: {
         Waiting& waiting = peer->waiting[entry.tag];
@@ -252,7 +278,16 @@ class Host : public std::enable_shared_from_this<Host> {
     Peer* peer = Find(request->peer);
     char* to = request->data;
     if (!request->Expects(*between_, Label(entry.tag, entry.run, entry.segment), entry.nbytes)) {
-      if (entry.kind == HostEntry::kZeroCopy) Tell(peer, EntryOf(HostEntry::kTaken, 0, entry.id, 0, 0));
+      if (entry.id >= 0) Tell(peer, EntryOf(HostEntry::kTaken, 0, entry.id, 0, 0));
+      return Status::Ok();
+    }
+    if (entry.kind == HostEntry::kOnDevice) {
+      char* block = nullptr;
+      HVD_EXT_RETURN_IF_ERROR(Reach(request->peer, entry, &block));
+      if (to != nullptr) return Internal("a message in memory of the device must be received without a copy");
+      request->received = block + entry.offset;
+      request->id = entry.id;
+      request->done = true;
       return Status::Ok();
     }
     if (entry.kind == HostEntry::kZeroCopy) {
@@ -286,8 +321,23 @@ class Host : public std::enable_shared_from_this<Host> {
     return Status::Ok();
   }
 
+  // The block in which a message lies on the peer's device. Blocks stay reached until LeaveDevices.
+  Status Reach(int rank, const HostEntry& entry, char** block) {
+    Device::BlockName name;
+    std::memcpy(name.bytes.data(), entry.bytes, sizeof(entry.bytes));
+    char*& reached = Find(rank)->reached[name];
+    if (reached == nullptr && device_ != nullptr) reached = device_->Reach(name);
+    *block = reached;
+    if (reached != nullptr) return Status::Ok();
+    return Internal("memory of the device: a message of rank " + std::to_string(rank) + " (" +
+                    std::to_string(entry.nbytes) + " bytes) lies in a block that the device of rank " +
+                    std::to_string(between_->rank()) + " does not reach");
+  }
+
   const std::shared_ptr<Transport> between_;
   const std::shared_ptr<Arena> arena_;
+  const std::shared_ptr<Device> device_;
+  std::set<Device::BlockName> shared_;  // blocks in which messages to peers lay
   Doorbell bell_;
   std::vector<std::unique_ptr<Peer>> places_;  // by rank
   std::vector<std::pair<int, Peer*>> near_;
@@ -342,6 +392,12 @@ class HostTransport : public TransportInFront {
   }
 
   bool IsZeroCopy(int peer) const override { return host_->IsNear(peer); }
+  bool ReachesDevice(int peer) const override { return host_->Reaches(peer); }
+  void LeaveDevices() override { host_->LeaveDevices(); }
+  void Release() override {
+    host_->Unshare();
+    behind()->Release();
+  }
   const char* Received(const Request* request) const override {
     return static_cast<const HostRequest*>(request)->received;
   }
@@ -360,18 +416,18 @@ class HostTransport : public TransportInFront {
 }  // namespace
 
 Status MakeHostTransport(std::shared_ptr<Transport> between, std::shared_ptr<Arena> arena,
-                         std::shared_ptr<Transport>* transport) {
+                         std::shared_ptr<Device> device, std::shared_ptr<Transport>* transport) {
   char* memory = arena == nullptr ? nullptr : arena->Take(sizeof(Doorbell::Word));
   if (memory == nullptr) arena = nullptr;
   auto* word = reinterpret_cast<Doorbell::Word*>(memory);
   std::vector<std::unique_ptr<HostPeer>> peers;
-  HVD_EXT_RETURN_IF_ERROR(FindHostPeers(between.get(), arena, word, &peers));
+  HVD_EXT_RETURN_IF_ERROR(FindHostPeers(between.get(), arena, word, device.get(), &peers));
   bool alone = std::all_of(peers.begin(), peers.end(), [](const auto& peer) { return peer == nullptr; });
   if (alone) {
     *transport = std::move(between);
     return Status::Ok();
   }
-  auto host = std::make_shared<Host>(std::move(between), std::move(arena), word, std::move(peers));
+  auto host = std::make_shared<Host>(std::move(between), std::move(arena), std::move(device), word, std::move(peers));
   *transport = std::make_shared<HostTransport>(std::move(host));
   return Status::Ok();
 }

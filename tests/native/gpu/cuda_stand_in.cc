@@ -1,6 +1,8 @@
 #include "gpu/cuda_stand_in.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -63,7 +65,8 @@ class Machine {
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::map<char*, int64_t> blocks, ranges;  // of the device; of the host, registered
+  std::map<char*, int64_t> blocks, ranges;          // of the device; of the host, registered
+  std::map<char*, std::pair<int, int64_t>> opened;  // blocks of other processes: the file, and where the count is
   std::set<Stream*> streams;
   std::map<void*, std::shared_ptr<Record>> events;  // each with its newest record
   int64_t limit = kSpaceNbytes, taken = 0;
@@ -71,9 +74,11 @@ class Machine {
   cudaError_t broken = cudaSuccess;
   std::mutex running;  // held by what runs now
 
-  // Whether memory of the device was given out there.
-  bool WasTaken(const void* data) const { return data >= space_ && data < space_ + taken_space_; }
-  bool IsOfDevice(const void* data) const { return data >= space_ && data < space_ + kSpaceNbytes; }
+  // Whether memory of the device was given out there, or was opened there.
+  bool WasTaken(const void* data) const {
+    return (data >= space_ && data < space_ + taken_space_) || (data >= foreign_ && data < foreign_ + taken_foreign_);
+  }
+  bool IsOfDevice(const void* data) const { return data >= space_ && data < foreign_ + kSpaceNbytes; }
 
   // Whether an operation may use memory now. These need the lock.
   bool Has(const Use& use) const {
@@ -98,9 +103,48 @@ class Machine {
     return std::all_of(streams.begin(), streams.end(), [](const Stream* one) { return one->operations.empty(); });
   }
 
+  // What names a block for other processes.
+  struct Handle {
+    pid_t process;
+    int file;
+    int64_t offset, nbytes;
+  };
+  Handle HandleOf(char* data) const { return {getpid(), file_, data - space_, blocks.at(data)}; }
+  // A block of another process, as this one reaches it; null where it is not there.
+  char* OpenForeign(const Handle& handle) {
+    const std::string path = "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.file);
+    const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (file < 0) return nullptr;
+    const int64_t pages = Pages(handle.nbytes);
+    char* data = foreign_ + taken_foreign_;
+    if (mmap(data, static_cast<size_t>(pages), PROT_NONE, MAP_SHARED | MAP_FIXED, file, handle.offset) != data) {
+      std::abort();
+    }
+    taken_foreign_ += pages + kPage;
+    blocks[data] = handle.nbytes;
+    opened[data] = {file, handle.offset + pages};
+    CountOpened(file, handle.offset + pages, 1);
+    return data;
+  }
+  bool CloseForeign(char* data) {
+    const auto found = opened.find(data);
+    if (found == opened.end()) return false;
+    CountOpened(found->second.first, found->second.second, -1);
+    const size_t pages = static_cast<size_t>(Pages(blocks[data]));
+    if (mmap(data, pages, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) != data) {
+      std::abort();
+    }
+    close(found->second.first);
+    opened.erase(found);
+    blocks.erase(data);
+    return true;
+  }
+  // How many times other processes have opened a block.
+  int Openings(char* data) const { return CountOpened(file_, data - space_ + Pages(blocks.at(data)), 0); }
+
   // An address is never given out twice, and a page that is never given out follows each block.
   char* Take(int64_t nbytes) {
-    const int64_t rounded = (std::max<int64_t>(nbytes, 1) + 2 * kPage - 1) / kPage * kPage;
+    const int64_t rounded = Pages(nbytes) + kPage;
     char* data = space_ + taken_space_;
     if (taken_space_ + rounded > kSpaceNbytes) return nullptr;
     taken_space_ += rounded;
@@ -113,8 +157,8 @@ class Machine {
   }
   void Give(char* data) {
     const int64_t nbytes = blocks[data];
-    madvise(data, static_cast<size_t>(Pages(nbytes)), MADV_DONTNEED);
     Open(data, nbytes, false);
+    if (fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, data - space_, Pages(nbytes)) != 0) std::abort();
     taken -= nbytes;
     blocks.erase(data);
   }
@@ -128,14 +172,28 @@ class Machine {
 
  private:
   Machine() {
-    void* space =
-        mmap(nullptr, static_cast<size_t>(kSpaceNbytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    constexpr size_t kSize = static_cast<size_t>(kSpaceNbytes);
+    void* space = mmap(nullptr, 2 * kSize, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (space == MAP_FAILED) std::abort();
     space_ = static_cast<char*>(space);
+    foreign_ = space_ + kSpaceNbytes;
+    file_ = memfd_create("stand_in", MFD_CLOEXEC);
+    if (file_ < 0 || ftruncate(file_, kSpaceNbytes) != 0 ||
+        mmap(space, kSize, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file_, 0) != space) {
+      std::abort();
+    }
     std::thread([this] { Run(); }).detach();
   }
 
   static int64_t Pages(int64_t nbytes) { return (std::max<int64_t>(nbytes, 1) + kPage - 1) / kPage * kPage; }
+  // The count lies in the page that follows the block in its process's file. Returns it after the change.
+  static int CountOpened(int file, int64_t offset, int change) {
+    void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
+    if (page == MAP_FAILED) std::abort();
+    const int count = *static_cast<std::atomic<int>*>(page) += change;
+    munmap(page, kPage);
+    return count;
+  }
   static void Open(char* data, int64_t nbytes, bool opens) {
     const int rights = opens ? PROT_READ | PROT_WRITE : PROT_NONE;
     if (mprotect(data, static_cast<size_t>(Pages(nbytes)), rights) != 0) std::abort();
@@ -191,8 +249,9 @@ class Machine {
     }
   }
 
-  char* space_ = nullptr;
-  std::atomic<int64_t> taken_space_{0};
+  int file_ = -1;  // behind the first of both spaces
+  char *space_ = nullptr, *foreign_ = nullptr;
+  std::atomic<int64_t> taken_space_{0}, taken_foreign_{0};
   std::mt19937 random_{1};
 };
 
@@ -251,8 +310,9 @@ void Break(cudaError_t code) {
 std::string Left() {
   Machine& machine = Machine::Get();
   Lock lock(machine.mutex);
-  return Counted(machine.blocks.size(), "block") + Counted(machine.ranges.size(), "range") +
-         Counted(machine.streams.size(), "stream") + Counted(machine.events.size(), "event");
+  return Counted(machine.blocks.size() - machine.opened.size(), "block") + Counted(machine.ranges.size(), "range") +
+         Counted(machine.streams.size(), "stream") + Counted(machine.events.size(), "event") +
+         Counted(machine.opened.size(), "opening");
 }
 
 }  // namespace hvd_ext::gpu::stand_in
@@ -310,10 +370,41 @@ cudaError_t cudaFree(void* data) {
   Machine& machine = Machine::Get();
   Lock lock(machine.mutex);
   if (data == nullptr) return cudaSuccess;
-  if (machine.blocks.count(static_cast<char*>(data)) == 0) return Told(cudaErrorInvalidValue);
+  char* block = static_cast<char*>(data);
+  if (machine.blocks.count(block) == 0 || machine.opened.count(block) > 0) return Told(cudaErrorInvalidValue);
   machine.changed.wait(lock, [&] { return machine.IsIdle(); });
-  machine.Give(static_cast<char*>(data));
+  if (machine.Openings(block) > 0) return Told(machine.broken = cudaErrorLaunchFailure);
+  machine.Give(block);
   return cudaSuccess;
+}
+
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data) {
+  Machine& machine = Machine::Get();
+  Lock lock(machine.mutex);
+  char* block = static_cast<char*>(data);
+  if (refuses_handles || machine.blocks.count(block) == 0 || machine.opened.count(block) > 0) {
+    return Told(cudaErrorInvalidValue);
+  }
+  const Machine::Handle made = machine.HandleOf(block);
+  std::memcpy(handle->reserved, &made, sizeof(made));
+  return cudaSuccess;
+}
+
+cudaError_t cudaIpcOpenMemHandle(void** data, cudaIpcMemHandle_t handle, unsigned) {
+  Machine& machine = Machine::Get();
+  Lock lock(machine.mutex);
+  Machine::Handle made;
+  std::memcpy(&made, handle.reserved, sizeof(made));
+  if (made.process == getpid() || refuses_handles) return Told(cudaErrorInvalidResourceHandle);
+  *data = machine.OpenForeign(made);
+  return Told(*data == nullptr ? cudaErrorInvalidResourceHandle : cudaSuccess);
+}
+
+cudaError_t cudaIpcCloseMemHandle(void* data) {
+  Machine& machine = Machine::Get();
+  Lock lock(machine.mutex);
+  machine.changed.wait(lock, [&] { return machine.IsIdle(); });
+  return Told(machine.CloseForeign(static_cast<char*>(data)) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaHostRegister(void* data, size_t nbytes, unsigned) {

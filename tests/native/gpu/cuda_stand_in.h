@@ -10,7 +10,8 @@
 // - a copy in another direction than it says;
 // - a kernel one of whose arguments, or of their members, points to memory of the device that is freed, when it is
 //   queued or when it runs;
-// - a stream or an event that does not exist.
+// - a stream or an event that does not exist;
+// - a block that is freed while another process has opened it.
 // An operation reaches the blocks of memory that its arguments point to, and no others. Work in the null stream runs in
 // the call.
 #pragma once
@@ -45,6 +46,10 @@ enum cudaMemcpyKind {
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrCanUseHostPointerForRegisteredMem };
 constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2;
 constexpr unsigned cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2;
+constexpr unsigned cudaIpcMemLazyEnablePeerAccess = 1;
+struct cudaIpcMemHandle_t {
+  char reserved[64];
+};
 
 cudaError_t cudaGetLastError();
 const char* cudaGetErrorName(cudaError_t code);
@@ -54,6 +59,9 @@ cudaError_t cudaSetDevice(int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaMalloc(void** data, size_t nbytes);
 cudaError_t cudaFree(void* data);
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data);
+cudaError_t cudaIpcOpenMemHandle(void** data, cudaIpcMemHandle_t handle, unsigned flags);
+cudaError_t cudaIpcCloseMemHandle(void* data);
 cudaError_t cudaHostRegister(void* data, size_t nbytes, unsigned flags);
 cudaError_t cudaHostUnregister(void* data);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
@@ -80,7 +88,10 @@ void Limit(int64_t nbytes);
 inline int processors = 2;
 // The next calls fail with this code, as those of a GPU that has failed; cudaSuccess: no more.
 void Break(cudaError_t code);
-// What exists and was not destroyed, such as "2 blocks 1 range 5 streams 9 events"; a range is of host memory.
+// The next calls of cudaIpcGetMemHandle and cudaIpcOpenMemHandle fail, as in some containers.
+inline bool refuses_handles = false;
+// What exists and was not destroyed, such as "2 blocks 1 range 5 streams 9 events 1 opening"; a range is of host
+// memory, and an opening is of a block of another process.
 std::string Left();
 
 }  // namespace hvd_ext::gpu::stand_in

@@ -70,7 +70,11 @@ def main(library: Path) -> None:
         weights.append([*called(), *(trained(**case) for case in CASES.values())])
         seen = left(library)
         assert all(seen[what] > 0 for what in ("block", "range", "stream", "event")) == gpu_buckets, seen
+        # the first two ranks share a host
+        assert (seen["opening"] > 0) == (gpu_buckets and hvd.local_size() > 1), seen
         hvd.shutdown()
+        seen = left(library)
+        assert not seen["opening"], seen
     names = [*(f"call {number}" for number in range(len(weights[0]) - len(CASES))), *CASES]
     for name, host, gpu in zip(names, *weights, strict=True):
         assert host.dtype == gpu.dtype and host.tobytes() == gpu.tobytes(), f"{name}: the bits differ"

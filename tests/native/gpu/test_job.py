@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -31,6 +32,16 @@ def test_a_job_has_the_same_bits_as_with_buckets_in_the_host_s_memory(tmp_path):
     changes = {"HVD_EXT_TOPOLOGY": str(path), "CUDA_VISIBLE_DEVICES": "0", "TF_CPP_MIN_LOG_LEVEL": "2"}
     output = must_succeed(command, LIMIT_S, PYTHONPATH=str(ROOT), **changes)
     assert output.count("equal bits") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "elements"), [(2, 2_000_003), (4, 40_000), (3, 7)])
+def test_ranks_add_up_straight_from_each_other_s_gpu_memory(ranks, elements):
+    """The program checks that the sums have the bits of those in the host's memory."""
+    program = built() / "tests" / "gpu" / "hvd_ext_ranks_on_gpu"
+    row = json.loads(must_succeed([str(program), str(ranks), str(elements), "4"], LIMIT_S))
+    assert (row["ranks"], row["elements"], row["stays_on_gpu"]) == (ranks, elements, True)
+    assert [len(row[name]) for name in ("on_gpu_seconds", "on_host_seconds", "copy_seconds")] == [4, 4, 4]
 
 
 @pytest.mark.slow

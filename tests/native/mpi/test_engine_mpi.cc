@@ -14,7 +14,7 @@ std::shared_ptr<Engine> Fresh(int64_t generation, int64_t shared_nbytes = 0) {
     std::shared_ptr<Transport> mpi = transport;
     std::shared_ptr<Arena> arena;
     CHECK_OK(Arena::Make(shared_nbytes, &arena));
-    CHECK_OK(MakeHostTransport(mpi, arena, &transport));
+    CHECK_OK(MakeHostTransport(mpi, arena, nullptr, &transport));
   }
   std::shared_ptr<Engine> engine;
   CHECK_OK(Engine::Start(transport, QuickConfig(), generation, &engine));

@@ -11,7 +11,7 @@ std::shared_ptr<Transport> Fresh(int64_t capacity) {
   std::shared_ptr<Arena> arena;
   CHECK_OK(MakeMpiTransport(&mpi));
   if (capacity > 0) CHECK_OK(Arena::Make(capacity, &arena));
-  CHECK_OK(MakeHostTransport(mpi, arena, &transport));
+  CHECK_OK(MakeHostTransport(mpi, arena, nullptr, &transport));
   return transport;
 }
 
