@@ -214,6 +214,7 @@ def _config(options: Options) -> ctypes.Structure:
         shared_memory=options.shared_memory,
         tcp=_TRANSPORTS[options.transport],
         interfaces=interfaces(options).encode(),
+        congestion=options.tcp_congestion.encode(),
         gpu=gpus.number(os.environ) if options.gpu_buckets else 0,
         gpu_library=gpus.library().encode() if options.gpu_buckets else b"",
     )

@@ -45,6 +45,7 @@ def key_of(hosts: Sequence[str], options: Options, between: str) -> dict[str, An
         "shared_memory": options.shared_memory,
         "window": options.window,
         "interfaces": options.interfaces,
+        "tcp_congestion": options.tcp_congestion,
     }
 
 

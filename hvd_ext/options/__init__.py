@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -103,7 +104,7 @@ PROBES = ("auto", "refresh", "off")
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The options of a job, equal on all ranks except for cache, the two stall times, shared_memory, interfaces,
-    gpu_buckets and quiet.
+    tcp_congestion, gpu_buckets and quiet.
 
     Args:
         algorithm: "auto", or the name of an allreduce algorithm ("ring", "two_level", "flexreduce").
@@ -128,6 +129,9 @@ class Options:
             at the start of the job.
         interfaces: the network interfaces that "tcp" uses, by name or as networks ("eth0,10.0.0.0/24"); empty for those
             that Open MPI is told to use (btl_tcp_if_include), else for all that are up.
+        tcp_congestion: the congestion control of the connections of "tcp", as Linux names it; empty for the system's. So
+            is it where the system does not have the one that is named. "reno" divides a link evenly among the ranks of
+            a host; "cubic" and "bbr" suit long delays.
         gpu_buckets: whether this rank keeps buckets in the memory of its GPU (docs/gpu.md). Not yet used on a GPU.
         trace: the folder for a trace of every bucket, on all ranks or on none; None for no trace.
         quiet: rank 0 does not print what runs (version, ranks, hosts, algorithm, buckets). Warnings stay.
@@ -152,6 +156,7 @@ class Options:
     shared_memory: bool = True
     transport: str = "auto"
     interfaces: str = ""
+    tcp_congestion: str = "reno"
     gpu_buckets: bool = False
     trace: str | Path | None = None
     quiet: bool = False
@@ -181,6 +186,8 @@ class Options:
                 f"interfaces ({self.interfaces!r}): must be names of network interfaces, or networks such as "
                 "10.0.0.0/24, with commas between them"
             )
+        if not isinstance(self.tcp_congestion, str) or not re.fullmatch(r"[a-z0-9_]{0,15}", self.tcp_congestion):
+            raise InvalidError(f"tcp_congestion ({self.tcp_congestion!r}): must be a name such as 'cubic', or empty")
         for field in ("shared_memory", "gpu_buckets", "quiet", "explain"):
             if not isinstance(getattr(self, field), bool):
                 raise InvalidError(f"{field} ({getattr(self, field)!r}): must be True or False")
@@ -253,6 +260,7 @@ SETTINGS: tuple[Setting, ...] = (
         "interfaces",
         "network interfaces that tcp uses, as in eth0,10.0.0.0/24; empty: Open MPI's btl_tcp_if_include, or all",
     ),
+    Setting("tcp_congestion", "the congestion control of tcp, such as cubic; empty: the system's; else reno"),
     Setting("gpu_buckets", "1: buckets lie in the memory of this rank's GPU; not yet used on a GPU"),
     Setting("trace", "folder for a trace of every bucket, which the command `trace` reads; empty: no trace"),
     Setting("quiet", "1: rank 0 does not print what runs (ranks, hosts, algorithm, buckets)"),

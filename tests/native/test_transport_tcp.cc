@@ -1,4 +1,11 @@
 // Connections of our own between ranks that are threads of one process, over the loopback interface.
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <map>
+#include <string>
+
 #include "engines.h"
 #include "harness.h"
 #include "hosts.h"
@@ -41,6 +48,31 @@ TEST("tcp: the contract of a transport holds") {
 
 TEST("tcp: the engine's tests pass") {
   Again(MakeTcpTransports, {"engine: ", "channel: ", "early start: ", "leave: ", "stop: ", "top-k step: messages"});
+}
+
+// How many TCP sockets of this process have each congestion control.
+std::map<std::string, int> Congestions() {
+  std::map<std::string, int> counts;
+  for (int fd = 0; fd < 1024; ++fd) {
+    char name[16] = "";
+    socklen_t length = sizeof(name);
+    if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &length) == 0) ++counts[name];
+  }
+  return counts;
+}
+
+TEST("tcp: connections have the congestion control that is asked for, or the system's") {
+  const std::map<std::string, int> before = Congestions();
+  auto options = Alike(3);
+  for (TcpOptions& each : options) each.congestion = "reno";
+  {
+    const Transports transports = MakeTcp(MakeThreadTransports(3), options);
+    std::map<std::string, int> expected = before;
+    expected["reno"] += 6;  // three connections
+    CHECK(Congestions() == expected);
+  }
+  for (TcpOptions& each : options) each.congestion = "none such";
+  MakeTcp(MakeThreadTransports(3), options);
 }
 
 TEST("tcp: a rank that does not use it is reached by the other transport") {

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define HVD_EXT_ABI_VERSION 18
+#define HVD_EXT_ABI_VERSION 19
 
 // clang-format off
 #define HVD_EXT_STRUCT(name, kept) typedef struct {

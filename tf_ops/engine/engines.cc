@@ -81,6 +81,7 @@ Status WithPaths(std::shared_ptr<Transport> base, const Config& config, std::sha
   // Connections that carry control messages are never the faster ones, and to measure them takes a slow link long.
   if (base->Watches() && tcp.use == TcpOptions::kMeasured) tcp.use = TcpOptions::kAlways;
   tcp.interfaces = config.interfaces;
+  tcp.congestion = config.congestion;
   tcp.inside_too = config.tcp_inside_too;
   std::shared_ptr<Transport> between;
   HVD_EXT_RETURN_IF_ERROR(MakeTcpTransport(std::move(base), tcp, &between));

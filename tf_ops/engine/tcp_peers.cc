@@ -362,6 +362,11 @@ Status ConnectTcpPeers(Transport* between, const TcpOptions& options, std::vecto
     if (!works[at] || !works_there[at]) continue;
     int yes = 1;
     setsockopt(connected[at].get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+    const std::string& congestion = options.congestion;
+    if (!congestion.empty()) {
+      setsockopt(connected[at].get(), IPPROTO_TCP, TCP_CONGESTION, congestion.data(),
+                 static_cast<socklen_t>(congestion.size()));
+    }
     (*sockets)[at] = connected[at].Release();
   }
   return Status::Ok();

@@ -229,6 +229,7 @@ struct TcpOptions {
   enum Use { kNever, kMeasured, kAlways };
   Use use = kAlways;        // kMeasured: unless `between` is clearly faster, as over InfiniBand; rank 0's value counts
   std::string interfaces;   // names of network interfaces or networks ("10.0.0.0/24"), with commas; empty: all
+  std::string congestion;   // the name of Linux's congestion control; where it is not there, or empty: the system's
   bool inside_too = false;  // between ranks of one host as well; for tests
   double leaving_s = 5;     // a peer that closes its connection may have left in order: so long it may say so
 };

@@ -32,6 +32,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "shared_memory": ("0", False),
     "transport": ("tcp", "tcp"),
     "interfaces": ("eth0,eth1", "eth0,eth1"),
+    "tcp_congestion": ("cubic", "cubic"),
     "gpu_buckets": ("1", True),
     "trace": ("traces", "traces"),
     "quiet": ("1", True),
@@ -58,6 +59,7 @@ def test_every_variable_fills_its_field() -> None:
         ("HVD_EXT_TRANSPORT", "rdma", "must be one of auto, tcp, mpi"),
         ("HVD_EXT_PROBE", "often", "must be one of auto, refresh, off"),
         ("HVD_EXT_INTERFACES", "eth0, eth1", "with commas between them"),
+        ("HVD_EXT_TCP_CONGESTION", "new reno", "must be a name such as 'cubic'"),
     ],
 )
 def test_a_bad_variable_is_named_with_its_value_and_the_rule(name: str, text: str, rule: str) -> None:
