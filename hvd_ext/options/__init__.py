@@ -129,9 +129,9 @@ class Options:
             at the start of the job.
         interfaces: the network interfaces that "tcp" uses, by name or as networks ("eth0,10.0.0.0/24"); empty for those
             that Open MPI is told to use (btl_tcp_if_include), else for all that are up.
-        tcp_congestion: the congestion control of the connections of "tcp", as Linux names it; empty for the system's. So
-            is it where the system does not have the one that is named. "reno" divides a link evenly among the ranks of
-            a host; "cubic" and "bbr" suit long delays.
+        tcp_congestion: the congestion control of the connections of "tcp", as Linux names it; empty for the system's,
+            and so it is where the system does not have it. "reno" divides a link evenly among the ranks of a host;
+            "cubic" and "bbr" suit long delays.
         gpu_buckets: whether this rank keeps buckets in the memory of its GPU (docs/gpu.md). Not yet used on a GPU.
         trace: the folder for a trace of every bucket, on all ranks or on none; None for no trace.
         quiet: rank 0 does not print what runs (version, ranks, hosts, algorithm, buckets). Warnings stay.
