@@ -114,6 +114,7 @@ NOT_RUN = {
     "python -m benchmarks.studies.replan *": MINUTES,
     "mpirun * python -m benchmarks.studies.skew *": MINUTES,
     "build/gpu_benchmark/on_gpu *": "needs a GPU",
+    "build/gpu_benchmark/ranks_on_gpu *": "needs a GPU",
     "pip install mpich": "another MPI would replace the one of the tests; docs/mpi.md says what was tried",
     "cmake * -DHVD_EXT_MPICXX=*": "needs MPICH",
     "ninja -C build/mpich all hvd_ext_mpi_tests": "needs MPICH",

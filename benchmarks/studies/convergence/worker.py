@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Steps before those that are timed: buckets are planned again after 20, and tried until step 40. Of slow steps there
 # are only so many as take UNTIMED_S seconds, but FIRST.
-UNTIMED, UNTIMED_S, FIRST = 43, 60.0, 3
+UNTIMED, UNTIMED_S, FIRST = 43, 30.0, 3
 # Of fast steps so many are timed as take TIMED_S seconds, but at most MOST_TIMED.
 TIMED_S, MOST_TIMED = 5.0, 60
 # The share of the steps in which the learning rate rises (Goyal et al. 2017, section 2.2), and where it ends.
