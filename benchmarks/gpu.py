@@ -204,7 +204,8 @@ def built(nvcc: str, architecture: str, clock: Clock) -> list[Phase]:
     if linked is None:
         link = ["-Xlinker", "-rpath=$ORIGIN", "-o", str(RANKS), *objects, str(LIBRARY), "-ldl"]
         linked = run("build ranks", [nvcc, *flags, *link], clock.limit("build"))
-    linked.phase, linked.seconds = "build ranks", linked.seconds + sum(part.seconds for part in parts)
+        linked.seconds += sum(part.seconds for part in parts)
+    linked.phase = "build ranks"
     phases = [*phases[:2], linked]
     spills = [int(number) for number in re.findall(r"(\d+) bytes spill stores", phases[0].output)]
     phases[0].more = {"architecture": f"sm_{architecture}", "kernels": len(spills), "spilled_bytes": sum(spills)}

@@ -356,7 +356,7 @@ def test_local_steps_and_a_compression_are_those_of_the_setting():
 
 def test_fast_steps_are_timed_more_often():
     assert [timed_rounds(9, 1, step_s) for step_s in (0.01, 0.25, 2.0)] == [60, 20, 9]
-    assert [timed_rounds(9, every, 0.01) for every in (16, 64, 100)] == [12, 3, 3]
+    assert [timed_rounds(9, interval, 0.01) for interval in (16, 64, 100)] == [12, 3, 3]
     assert timed_rounds(9, 16, 2.0) == 3
     assert timed_rounds(80, 1, 0.01) == 80
 

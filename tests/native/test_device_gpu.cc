@@ -90,7 +90,7 @@ TEST("gpu: messages between ranks of a host stay in memory of the GPU") {
   CHECK_EQ(stand_in::Left(), before);
 }
 
-TEST("gpu: a shared block is kept until it is shared no more, whoever has freed it") {
+TEST("gpu: a shared block stays allocated after Free until Unshare") {
   const std::string before = stand_in::Left();
   {
     const std::shared_ptr<Device> device = MakeGpuDevice(0);

@@ -147,10 +147,10 @@ def test_the_rows_of_an_embedding_are_priced_as_many_as_are_sent(begin_job: Any,
     made.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.125)), "mse", run_eagerly=not traced)
     places = np.arange(13 * 4 * 6).reshape(-1, 6) % (hvd.rank() + 2) + 7 * hvd.rank()
     made.fit(places, np.zeros((len(places), TARGETS)), batch_size=4, shuffle=False, verbose=0)
-    found = reviews(made.optimizer)
-    assert len(found) == 3
+    history = reviews(made.optimizer)
+    assert len(history) == 3
     row_nbytes = 3 * 4 + 4
-    assert [nbytes for review in found for _, nbytes in review.times.rows] == 3 * [
+    assert [nbytes for review in history for _, nbytes in review.times.rows] == 3 * [
         sum(rank + 2 for rank in range(size)) * row_nbytes
     ]
     assert_same_bits_on_all_ranks(made.weights)
