@@ -16,6 +16,7 @@ from hvd_ext.engine import gpus, native, spec
 from hvd_ext.engine.channels import OpenChannel
 from hvd_ext.engine.native import call as _call
 from hvd_ext.engine.partial import PartialChannels
+from hvd_ext.errors import InvalidError
 from hvd_ext.options import Options
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Engine(PartialChannels):
         self.ranks = tuple(ranks)  # the numbers in the job of the engine's ranks 0, 1, ...
         self.size = len(self.ranks)
         self.channels: dict[int, OpenChannel] = {}  # by lane, for the trace; closed channels too
+        # why this rank takes part in nothing for now, because the others have it behind them; empty if it does
+        self.passes_over = ""
 
     def stop(self, together: bool = False) -> bool:
         """Send the shutdown handshake, wait a few seconds at most for work under way, and stop the engine's thread.
@@ -84,10 +87,17 @@ class Engine(PartialChannels):
             The payloads, by rank; b"" for a rank that has joined.
 
         Raises:
-            InvalidError: a rank has joined, and some rank does not give `agrees`; on all ranks that call it.
+            InvalidError: a rank has joined, and some rank does not give `agrees`; on all ranks that call it. Or this
+                rank passes over what the others have done.
             CommunicationError: a peer is gone, or stays away for longer than `stall_fatal_s`.
         """
+        self.check_takes_part(name)
         return self._payloads("hvd_ext_exchange", name.encode(), payload, len(payload), int(agrees))
+
+    def check_takes_part(self, name: str) -> None:
+        """Raise `InvalidError` if this rank passes over what the others have done: it would wait for them in vain."""
+        if self.passes_over:
+            raise InvalidError(f"{name}: {self.passes_over}")
 
     def join(self, plans: Mapping[int, int], payload: bytes) -> tuple[int, list[bytes]]:
         """Give zeros to the steps and sums of the other ranks until all ranks have joined.

@@ -279,6 +279,7 @@ def call_name(kind: str, name: str | None, job: runtime.Runtime | None = None) -
         so on.
     """
     job = runtime.current() if job is None else job
+    job.engine.check_takes_part(kind if name is None else name)
     if tf.executing_eagerly():
         return f"{kind}.{job.count(kind)}" if name is None else name
     graph = _outermost_graph()

@@ -7,7 +7,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from hvd_ext.job import runtime
 from hvd_ext.keras.elastic_fit.progress import Logs, Meeting
+
+_PASSES_OVER = (
+    "this worker came late, and the others wait for it in a later call of fit; in between two calls of fit it can "
+    "exchange nothing, because the others have done that: do it before the first call, or in a callback"
+)
 
 
 class Calls:
@@ -26,14 +32,21 @@ class Calls:
     def begin(self) -> int:
         """Give the number of a call that begins."""
         self._count += 1
+        if self.meeting is not None and not self.is_over(self._count - 1):
+            runtime.current().engine.passes_over = ""
         if len(self.logs) < self._count:
             self.logs.append(Logs([], {}))
         return self._count - 1
 
     def met(self, meeting: Meeting, number: int) -> bool:
-        """Take over the histories of the others; returns whether they are in a later call than this rank."""
+        """Take over the histories of the others; returns whether they are in a later call than this rank.
+
+        Until that call this rank takes part in nothing.
+        """
         self.logs = [*meeting.logs, *self.logs[len(meeting.logs) :]]
         self.meeting = meeting if meeting.fit > number else None
+        if self.meeting is not None:
+            runtime.current().engine.passes_over = _PASSES_OVER
         return self.meeting is not None
 
     def here(self, number: int) -> Meeting | None:

@@ -164,7 +164,8 @@ def flush(optimizer: Any) -> None:
     over stays with the ranks, and only `hvd_ext.callbacks.Checkpoint` saves it; if the next step is skipped because a
     gradient is not finite, everything stays as it was, and the step after it is dense. With sync= the next step waits
     for the gradients of all ranks; one rank that calls it is enough. With local_steps= all ranks call it, and the next
-    step ends with an outer step of all weights, which sends everything.
+    step ends with an outer step of all weights, which sends everything. In between two calls of an elastic `fit`, a
+    worker that comes late passes over it, as over the calls that the others have done.
 
     Args:
         optimizer: from `hvd_ext.DistributedOptimizer` with a codec (`hvd_ext.TopK` and others), sync= or local_steps=.
@@ -185,7 +186,7 @@ def flush(optimizer: Any) -> None:
         reducer.flush()
         return
     job = process_sets.runtime_of(reducer.options.process_set)
-    if job is not None:
+    if job is not None and not job.engine.passes_over:  # the others have flushed
         # ranks with different densities would run different plans
         consensus.exchange(job.engine, "flush", lambda: reducer.label)
         reducer.flush()

@@ -117,13 +117,15 @@ elastic = hvd.callbacks.Elastic(redundancy=int(os.environ.get("REDUNDANCY", "0")
 history = model.fit(data, epochs=epochs, verbose=0, callbacks=hvd.callbacks.synchronized(callbacks, elastic=elastic))
 if compression:
     hvd.flush(optimizer)
-if "MORE_EPOCHS" in os.environ:  # with an optimizer that has slots, which keep whole numbers whole
+if "MORE_EPOCHS" in os.environ and not compression:  # with an optimizer that has slots, which keep whole numbers whole
     before = int(optimizer.iterations)
     optimizer = keras.optimizers.SGD(1.0, momentum=1e-30)
     optimizer = hvd.DistributedOptimizer(optimizer, op=hvd.Sum, sparse_as_dense=True)
     model.compile(optimizer, loss=loss, jit_compile=False)
     optimizer.build(model.trainable_variables)
     optimizer.iterations.assign(before)
+if os.environ.get("AMONG_CALLS"):
+    hvd.allreduce(tf.zeros(1), name="among calls")
 if compression or "MORE_EPOCHS" in os.environ:
     more = int(os.environ.get("MORE_EPOCHS", "1"))
     model.fit(data, epochs=more, verbose=0, callbacks=hvd.callbacks.synchronized([Progress()], elastic=True))

@@ -13,7 +13,7 @@ import pytest
 
 from hvd_ext.cluster.rehearsal import Cluster
 from hvd_ext.cluster.spec import Spec
-from tests.waiting import until
+from tests.waiting import ended, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 JOB = Path(__file__).with_name("counting_job.py")
@@ -42,7 +42,7 @@ def run(
         try:
             until(lambda: job.poll() is not None or any(one["updates"] >= 30 for one in lines("updates")), "30 updates")
             disturb(cluster, lines("updates"))
-            assert job.wait(200) == 0, (folder / "output").read_text(errors="replace")
+            ended(job, folder / "output")
         finally:
             job.kill()
     return lines("counts")

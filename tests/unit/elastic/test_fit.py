@@ -19,7 +19,7 @@ import pytest
 from hvd_ext.runner import launcher
 from hvd_ext.state.folder import newest
 from hvd_ext.state.manifest import read
-from tests.waiting import until
+from tests.waiting import ended, until
 
 pytestmark = pytest.mark.slow  # starts TensorFlow several times
 JOB = Path(__file__).with_name("counting_job.py")
@@ -29,12 +29,12 @@ SAMPLES, EPOCHS = 240, 12
 class Training:
     """A supervised job of `counting_job.py`."""
 
-    def __init__(self, folder: Path, *words: str, epochs: int = EPOCHS, **variables: str) -> None:
+    def __init__(self, folder: Path, *words: str, epochs: int = EPOCHS, density: str = "", **variables: str) -> None:
         self.folder = folder
         environment = {name: text for name, text in os.environ.items() if name not in launcher.RANK_VARIABLES}
         environment |= {"HVD_EXT_PROBE": "off", "HVD_EXT_STALL_FATAL_S": "120", "TF_CPP_MIN_LOG_LEVEL": "2"}
         environment |= variables
-        command = [sys.executable, str(JOB), str(folder), str(SAMPLES), str(epochs), "0.03"]
+        command = [sys.executable, str(JOB), str(folder), str(SAMPLES), str(epochs), "0.03", *filter(None, [density])]
         with (folder / "output").open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "hvd_ext", "run", *words, "--", *command],
@@ -67,6 +67,10 @@ class Training:
         assert line is not None
         return line
 
+    def joined(self) -> None:
+        """Waits until a successor trains, two workers in all; meanwhile the job is slow."""
+        self.reached(self.lines("updates")[-1]["updates"] + 1, size=2)
+
     def workers(self) -> dict[int, int]:
         """Gives the processes of the workers of the newest world, by rank, once all of them train."""
 
@@ -85,7 +89,7 @@ class Training:
 
     def ended(self) -> list[dict[str, Any]]:
         """Waits for the end; gives what the workers found that were there at the end."""
-        assert self.process.wait(180) == 0, self.output()
+        ended(self.process, self.folder / "output")
         return self.lines("counts")
 
 
@@ -162,16 +166,30 @@ def test_a_worker_that_dies_while_a_checkpoint_is_written_leaves_the_others_whol
     assert newest(job.folder / "checkpoints") is not None
 
 
-def test_a_worker_that_comes_late_passes_over_the_calls_of_fit_that_are_done(started):
-    job = started("-np", "2", "--min-np", "1", epochs=2, MORE_EPOCHS=str(EPOCHS - 2))
+def with_a_successor(started: Any, **words: str) -> Training:
+    """Starts a job of two calls of `fit`, and kills a worker in the second one; its successor is about to join."""
+    job: Training = started("-np", "2", "--min-np", "1", epochs=2, MORE_EPOCHS=str(EPOCHS - 2), **words)
     job.reached(70)  # 30 updates an epoch
     os.kill(job.workers()[1], signal.SIGKILL)
-    at = job.reached(80, size=1)["updates"]
-    job.reached(at + 1, size=2)
+    job.reached(71, size=1)
+    return job
+
+
+@pytest.mark.parametrize("density", ["", "1"])  # with a density the ranks flush in between
+def test_a_worker_that_comes_late_passes_over_the_calls_of_fit_that_are_done(started, density):
+    job = with_a_successor(started, density=density)
+    job.joined()
     ends = job.ended()
-    check(ends, 4, traced=False)  # the second call has another optimizer
+    check(ends, 4, traced=False)  # the second call has another optimizer or a codec
     assert all(end["last_loss"] == ends[0]["last_loss"] and end["epochs"] == 2 for end in ends)  # of the first call
     assert any(line["size"] == 2 and line["worker"] > 1 for line in job.lines("updates"))
+
+
+def test_an_exchange_among_calls_of_fit_is_an_error_on_a_worker_that_comes_late(started):
+    job = with_a_successor(started, AMONG_CALLS="1")
+    (job.folder / "slowly").touch()
+    assert job.process.wait(180) != 0
+    assert "InvalidError: among calls: this worker came late, and the others wait for it in a" in job.output()
 
 
 def test_too_few_workers_end_with_a_checkpoint(started):

@@ -196,6 +196,20 @@ def test_a_worker_that_comes_late_has_the_histories_of_the_calls_that_it_passes_
     assert calls.here(number) is None
 
 
+def test_in_between_calls_that_it_passes_over_a_worker_exchanges_nothing():
+    calls, model = Calls(), compiled(compression=hvd.TopK(0.5))
+    model.train_on_batch(X[:4], X[:4, :1])
+    assert calls.met(Meeting([None, (1, 9, 0, 3)], 1, [Logs([0], {}), Logs([], {})]), calls.begin())
+    hvd.flush(model.optimizer)  # as the others have done
+    with pytest.raises(InvalidError, match="mine: this worker came late, and the others wait"):
+        hvd.allreduce(X, name="mine")
+    with pytest.raises(InvalidError, match="broadcast_object: this worker came late"):
+        hvd.broadcast_object(3)
+    calls.begin()
+    hvd.flush(model.optimizer)
+    np.testing.assert_array_equal(hvd.allreduce(X), X)
+
+
 def test_who_has_ended_an_epoch_is_further_than_who_has_made_as_many_updates():
     ranks = [Progress(0, 1, 6, 12, 2), Progress(0, 2, 0, 12, 2), Progress(0, 1, 5, 11, 2), Progress(1, 0, 0, 12, 2)]
     assert [rank.key for rank in sorted(ranks, key=lambda rank: rank.key)] == [
