@@ -36,11 +36,11 @@ TOTAL_S = 470.0
 KEPT_CHARACTERS = 3000
 # What a phase may take; their sum is below TOTAL_S. A kernel that hangs ends at its phase's limit.
 LIMITS_S = {"nvidia-smi": 10.0, "build": 150.0, "check": 60.0, "times": 20.0, "torch": 75.0, "sanitizer": 30.0}
-LIMITS_S |= {"ranks": 30.0}
+LIMITS_S |= {"ranks": 20.0}
 # The program stops itself earlier, and then says how far it came: starting CUDA takes seconds too.
 CHECKING_S, SANITIZED_S = 50, 15
-# Ranks that share the GPU, and what they add up: the gradients of ResNet-50.
-SHARING, GRADIENTS, SUMS = (2, 4), 25_557_032, 20
+# Ranks that share the GPU, the density of what they send, and what they add up: the gradients of ResNet-50.
+SHARING, GRADIENTS, SUMS = ((2, ""), (4, ""), (2, "0.01")), 25_557_032, 20
 TOOLS = ("memcheck", "racecheck", "synccheck")
 FOUND = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
 UNSUPPORTED = "Device not supported"
@@ -385,19 +385,29 @@ def table(rows: list[dict[str, Any]]) -> str:
             cells = [f"{row['tensors']:,}", f"{row['elements']:,}"]
             cells += [_number(time_ms) for time_ms in (ours, copy, row["noop_ms"], ours / copy if copy else None)]
             lines.append(f"| {' | '.join(cells)} |")
-    headings = ("ranks", "elements", "on the GPU ms", "through the host ms", "faster", "its passes ms", "x passes")
+    headings = (
+        "ranks",
+        "density",
+        "elements",
+        "on the GPU ms",
+        "through the host ms",
+        "faster",
+        "its passes ms",
+        "x passes",
+    )
     lines += ["", f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
     for row in rows:
         if "ranks" in row:
-            ranks = row["ranks"]
+            ranks, density = row["ranks"], row.get("density")
             on_gpu, on_host, copy = (
                 statistics.median(row[name]) * 1e3 for name in ("on_gpu_seconds", "on_host_seconds", "copy_seconds")
             )
             # Of each rank a copy of all into the bucket, and of a part of each other rank a sum and a copy: two, three
-            # and two elements are read or written, and two by the copy that was measured.
-            passes = copy * (ranks + 2.5 * (ranks - 1))
-            cells = [str(ranks), f"{row['elements']:,}", _number(on_gpu), _number(on_host)]
-            cells += [_number(on_host / on_gpu), _number(passes), _number(on_gpu / passes)]
+            # and two elements are read or written, and two by the copy that was measured. With top-k, of each rank the
+            # same copy, three elements of error feedback, 1.5 of the selection, one that is cleared and a result.
+            passes = copy * (ranks * (1 + 5.5 / 2) if density else ranks + 2.5 * (ranks - 1))
+            cells = [str(ranks), f"{density:g}" if density else "-", f"{row['elements']:,}", _number(on_gpu)]
+            cells += [_number(on_host), _number(on_host / on_gpu), _number(passes), _number(on_gpu / passes)]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -450,9 +460,10 @@ def measured(path: Path, clock: Clock) -> int:
         tell(*timed("times", [str(PROGRAM), "times"], clock))
         compare = [sys.executable, str(ROOT / "tests" / "native" / "gpu" / "compare_torch.py")]
         tell(*timed("torch", [*compare, "--library", str(LIBRARY)], clock))
-        for ranks in SHARING:
+        for ranks, density in SHARING:
             if sharing:
-                tell(*timed("ranks", [str(RANKS), str(ranks), str(GRADIENTS), str(SUMS)], clock))
+                command = [str(RANKS), str(ranks), str(GRADIENTS), str(SUMS), *filter(None, [density])]
+                tell(*timed("ranks", command, clock))
             else:
                 tell(Phase("ranks", MISSING, why="what it runs was not built"))
         for name in TOOLS:

@@ -25,7 +25,7 @@ case "$PROGRAM_IS $1" in
 *" times") echo '{"elements": 1000, "k": 10, "noop_ms": 0.001, "copy_ms": 0.5, "topk_ms": 0.75}'
   echo '{"elements": 3000, "tensors": 3, "noop_ms": 0.001, "copy_ms": 0.5, "norms_ms": 0.25}' ;;
 "unequal 2") echo 'rank 1: the bits of both sums differ' >&2; exit 1 ;;
-*" 2" | *" 4") echo '{"ranks": '$1', "elements": '$2', "on_gpu_seconds": [0.002, 0.004, 0.003],
+*" 2" | *" 4") echo '{"ranks": '$1', "elements": '$2', "density": '${4:-0}', "on_gpu_seconds": [0.002, 0.004, 0.003],
   "on_host_seconds": [0.03], "copy_seconds": [0.001], "stays_on_gpu": true}' | tr -d '\n' ;;
 esac
 """
@@ -130,9 +130,10 @@ def test_all_phases_pass_and_the_file_has_machine_phases_and_times(measured, tmp
         {**shared, "elements": 1000, "k": 10, "topk_ms": 0.75},
         {**shared, "elements": 3000, "tensors": 3, "norms_ms": 0.25},
         *(
-            {"run": 0, "phase": "ranks", "ranks": ranks, "elements": 25557032, "on_gpu_seconds": [0.002, 0.004, 0.003]}
-            | {"on_host_seconds": [0.03], "copy_seconds": [0.001], "stays_on_gpu": True}
-            for ranks in (2, 4)
+            {"run": 0, "phase": "ranks", "ranks": ranks, "elements": 25557032, "density": density}
+            | {"on_gpu_seconds": [0.002, 0.004, 0.003], "on_host_seconds": [0.03], "copy_seconds": [0.001]}
+            | {"stays_on_gpu": True}
+            for ranks, density in ((2, 0), (4, 0), (2, 0.01))
         ),
     ]
     assert next(phase for phase in found["phases"] if phase["phase"] == "build library")["spilled_bytes"] == 8
@@ -142,7 +143,8 @@ def test_all_phases_pass_and_the_file_has_machine_phases_and_times(measured, tmp
     tables = capsys.readouterr().out
     assert "| times | 1,000 | 10 | 0.75 | 0.5 | 0.001 | - | 1.5 | - |" in tables
     assert "| 3 | 3,000 | 0.25 | 0.5 | 0.001 | 0.5 |" in tables
-    assert "| 2 | 25,557,032 | 3 | 30 | 10 | 4.5 | 0.667 |" in tables
+    assert "| 2 | - | 25,557,032 | 3 | 30 | 10 | 4.5 | 0.667 |" in tables
+    assert "| 2 | 0.01 | 25,557,032 | 3 | 30 | 10 | 7.5 | 0.4 |" in tables
 
 
 # What is set or not there, the exit status, some phases with theirs, and words of the first of these phases.

@@ -78,7 +78,8 @@ class Selected {
   Selected(const SparseSpec& spec, int64_t elements) : gradient(Gradient(1, elements, 2)), elements_(elements) {
     auto feedback = std::make_shared<Feedback>(spec, FeedbackShard{kFirst, elements, false}, std::vector<int64_t>{});
     codec = MakeVectorCodec(feedback);
-    codec->Select({{0.1, {}}, 0, &scratch_, &pool}, gradient.data());
+    codec->Select(work, gradient.data());
+    codec->Selected(work);
   }
 
   // Any part of it comes back from a message; `visit` gets the part's begin, and its elements.
@@ -88,8 +89,8 @@ class Selected {
         const VectorMessage message = codec->Write(kFirst + begin, count, &pool);
         CHECK_OK(codec->CheckHead(message.head, count));
         std::vector<float> sum(static_cast<size_t>(count)), own(sum);
-        if (count > 0) CHECK_OK(codec->Add(message, sum.data(), count));
-        codec->Add(kFirst + begin, count, own.data());
+        if (count > 0) CHECK_OK(codec->Add(work, message, sum.data(), count));
+        codec->Add(work, kFirst + begin, count, own.data());
         CHECK(sum == own);
         visit(begin, sum);
       }
@@ -105,10 +106,11 @@ class Selected {
   const std::vector<float> gradient;
   std::unique_ptr<VectorCodec> codec;
   BufferPool pool;
+  TopKScratch scratch;
+  const VectorWork work{{0.1, {}}, 0, &scratch, &pool, HostDevice().get(), &pool, HostDevice()->inputs()};
 
  private:
   const int64_t elements_;
-  TopKScratch scratch_;
 };
 
 }  // namespace hvd_ext::test

@@ -101,16 +101,68 @@ class FarQueue : public Queue {
   void Round(DType wire, float* data, int64_t elements, float scale) override {
     Push({Changes(data, 4 * elements)}, [=] { hvd_ext::Round(wire, Floats(data), elements, scale); });
   }
+  void Clear(void* data, int64_t nbytes) override {
+    Push({Writes(data, nbytes)}, [=] { std::memset(device_->At(data), 0, static_cast<size_t>(nbytes)); });
+  }
+  void AddEntries(float* data, int64_t elements, int64_t base, const int32_t* positions, const float* values,
+                  int64_t count) override {
+    Push({Changes(data, count == 0 ? 0 : 4 * elements), Reads(positions, 4 * count), Reads(values, 4 * count)},
+         [=] { HostDevice()->inputs()->AddEntries(Floats(data), elements, base, positions, values, count); });
+  }
+  void Accumulate(const ErrorFeedback& feedback, int64_t elements, float* accumulated) override {
+    std::vector<Use> uses = UsesOf(feedback, elements);
+    uses.push_back(Writes(accumulated, 4 * elements));
+    Push(std::move(uses),
+         [=] { hvd_ext::Accumulate(There(feedback), elements, Floats(accumulated), /*parallel_for=*/nullptr); });
+  }
+  void TopKErrorFeedback(const Selection& selection, TopKScratch*, char* workspace, int64_t* counts, int32_t* positions,
+                         float* values, int32_t* non_finite) override {
+    const int64_t picks = selection.picks();
+    for (size_t s = 0; s < selection.segments.size(); ++s) counts[s] = selection.segments[s].k;
+    std::vector<Use> uses = UsesOf(selection.feedback, selection.elements());
+    for (void* message : {static_cast<void*>(positions), static_cast<void*>(values)}) {
+      uses.push_back(Writes(message, 4 * picks));
+    }
+    uses.push_back(Writes(non_finite, 4));
+    uses.push_back(Writes(workspace, kWorkspaceNbytes));
+    Push(std::move(uses), [=] {
+      Selection there = selection;
+      there.feedback = There(selection.feedback);
+      std::vector<int64_t> all(there.segments.size());
+      TopKScratch scratch;
+      HostDevice()->inputs()->TopKErrorFeedback(there, &scratch, nullptr, all.data(), positions, values, non_finite);
+    });
+  }
 
  private:
   using Use = FarDevice::Use;
   static Use Reads(const void* data, int64_t nbytes) { return {static_cast<const char*>(data), nbytes, true, false}; }
   static Use Writes(const void* data, int64_t nbytes) { return {static_cast<const char*>(data), nbytes, false, true}; }
   static Use Changes(const void* data, int64_t nbytes) { return {static_cast<const char*>(data), nbytes, true, true}; }
+  static std::vector<Use> UsesOf(const ErrorFeedback& feedback, int64_t elements) {
+    const int64_t nbytes = 4 * elements;
+    std::vector<Use> uses{Reads(feedback.gradient, nbytes), Reads(feedback.residual, nbytes),
+                          Writes(feedback.next_residual, nbytes)};
+    if (feedback.velocity == nullptr) return uses;
+    uses.push_back(Reads(feedback.velocity, nbytes));
+    uses.push_back(Writes(feedback.next_velocity, nbytes));
+    return uses;
+  }
+  ErrorFeedback There(ErrorFeedback feedback) {
+    feedback.gradient = Floats(feedback.gradient);
+    feedback.residual = Floats(feedback.residual);
+    feedback.next_residual = Floats(feedback.next_residual);
+    if (feedback.velocity == nullptr) return feedback;
+    feedback.velocity = Floats(feedback.velocity);
+    feedback.next_velocity = Floats(feedback.next_velocity);
+    return feedback;
+  }
   float* Floats(const float* data) { return reinterpret_cast<float*>(device_->At(data)); }
   void Push(std::vector<Use> uses, std::function<void()> run) {
     device_->Push(number_, std::move(uses), std::move(run));
   }
+
+  static constexpr int64_t kWorkspaceNbytes = FarDevice::kWorkspaceNbytes;
 
   FarDevice* const device_;
   const int number_;

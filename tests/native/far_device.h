@@ -34,11 +34,13 @@ namespace hvd_ext::test {
 class FarDevice : public Device {
  public:
   static constexpr char kPoison = '\xcb';
+  static constexpr int64_t kWorkspaceNbytes = 24;  // of any selection
 
   explicit FarDevice(uint32_t seed);
   ~FarDevice() override;
 
   Queue* queue(int number) override { return queues_[static_cast<size_t>(number)].get(); }
+  int64_t WorkspaceNbytes(const Selection&) override { return kWorkspaceNbytes; }
   char* Allocate(int64_t nbytes) override;
   void Free(char* data) override;
   void Pin(char* data, int64_t nbytes) override;

@@ -120,7 +120,8 @@ TEST("quantized message: any part comes back, and a damaged head or scale is ref
   std::vector<float> sum(100);
   for (uint16_t scale : {0x7c00, 0x7e00, 0x8001}) {
     std::memcpy(message.body.data() + 2, &scale, sizeof(scale));
-    CHECK_FAILS(vector.codec->Add(message, sum.data(), 100), Code::kCommunication, "must be finite and at least 0");
+    CHECK_FAILS(vector.codec->Add(vector.work, message, sum.data(), 100), Code::kCommunication,
+                "must be finite and at least 0");
   }
 }
 

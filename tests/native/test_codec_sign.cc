@@ -65,7 +65,7 @@ TEST("sign message: any part comes back, and a damaged head or scale is refused"
   std::vector<float> sum(static_cast<size_t>(elements));
   for (float scale : {-1.0f, std::numeric_limits<float>::quiet_NaN()}) {
     std::memcpy(message.body.data(), &scale, sizeof(scale));
-    CHECK_FAILS(vector.codec->Add(message, sum.data(), elements), Code::kCommunication,
+    CHECK_FAILS(vector.codec->Add(vector.work, message, sum.data(), elements), Code::kCommunication,
                 "must be finite and at least 0");
   }
 }

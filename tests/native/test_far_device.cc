@@ -1,6 +1,7 @@
 // Engines whose buckets lie in memory that plain loads and stores do not reach, and what the device that finds missing
 // copies and waits finds.
 #include "engine/buffer_pool.h"
+#include "engine/error_feedback.h"
 #include "engines.h"
 #include "far_device.h"
 #include "hosts.h"
@@ -22,6 +23,26 @@ TEST("far device: dense channels pass") { AgainFar(MakeThreadTransports, {"chann
 TEST("far device: halves pass") { AgainFar(MakeThreadTransports, {"wire: "}); }
 
 TEST("far device: top-k steps pass") { AgainFar(MakeThreadTransports, {"top-k step: ", "sparse run: "}); }
+
+TEST("far device: the residual lies on the device where all rows of the plan work there, and else on the host") {
+  const FarDevice device(1);
+  SparseSpec spec;
+  const auto plan_of = [](const std::vector<Opcode>& opcodes) {
+    Plan plan{};
+    for (Opcode opcode : opcodes) plan.rows.push_back({0, opcode, 0, 0, 1});
+    return plan;
+  };
+  const Plan plan = plan_of({Opcode::SELECT, Opcode::SEND_SPARSE, Opcode::CLEAR, Opcode::SCATTER_ADD, Opcode::PACK});
+  CHECK(KeepsFeedback(device, spec, plan));
+  CHECK(!KeepsFeedback(device, spec, plan_of({Opcode::SELECT, Opcode::MERGE})));
+  CHECK(!KeepsFeedback(device, spec, plan_of({Opcode::SELECT, Opcode::RESELECT})));
+  spec.selector = Selector::kRandom;
+  CHECK(!KeepsFeedback(device, spec, plan));
+  CHECK(KeepsFeedback(*HostDevice(), spec, plan));
+  spec = {};
+  spec.codec = "sign";
+  CHECK(!KeepsFeedback(device, spec, plan));
+}
 
 TEST("far device: partial rounds pass") { AgainFar(MakeThreadTransports, {"partial rounds: ", "partial: "}); }
 

@@ -14,12 +14,14 @@ StepTimes TimesOf(const ChannelStep& step) { return {step.number, step.begin_s, 
 }  // namespace
 
 Channel::Channel(std::string name, std::vector<std::string> tensor_names, std::shared_ptr<const Layout> layout,
-                 int64_t lane, std::shared_ptr<StepGate> gate, Trace* trace, bool on_device)
+                 int64_t lane, std::shared_ptr<StepGate> gate, Trace* trace, std::shared_ptr<Device> device,
+                 bool on_device)
     : name_(std::move(name)),
       tensor_names_(std::move(tensor_names)),
       lane_(lane),
       gate_(std::move(gate)),
       trace_(trace),
+      device_(std::move(device)),
       has_density_(layout->has_sparse),
       on_device_(on_device) {
   auto states = std::make_shared<BucketStates>(StatesOf(*layout));
@@ -28,14 +30,15 @@ Channel::Channel(std::string name, std::vector<std::string> tensor_names, std::s
   states_ = std::move(states);
 }
 
-BucketStates Channel::StatesOf(const Layout& layout) {
+BucketStates Channel::StatesOf(const Layout& layout) const {
   BucketStates states;
   for (int64_t i = 0; i < static_cast<int64_t>(layout.buckets.size()); ++i) {
     const Layout::Bucket& bucket = layout.bucket(i);
     std::shared_ptr<Feedback> feedback;
     if (bucket.spec.sparse) {
-      feedback = std::make_shared<Feedback>(*bucket.spec.sparse, ShardOf(*bucket.plan, bucket.elements),
-                                            layout.TensorBegins(i));
+      const SparseSpec& spec = *bucket.spec.sparse;
+      feedback = std::make_shared<Feedback>(spec, ShardOf(*bucket.plan, bucket.elements), layout.TensorBegins(i),
+                                            KeepsFeedback(*device_, spec, *bucket.plan) ? device_ : HostDevice());
     }
     states.push_back({std::move(feedback)});
   }

@@ -41,9 +41,11 @@ class Channel {
     bool lost = false;  // the channel has failed: parts of the broken step are on their way, so the lane must fail too
   };
 
-  // Throws std::bad_alloc. `layout` may have more tensors than the rank submits, after those of `tensor_names`.
+  // Throws std::bad_alloc. `device`: where its buckets lie. `layout` may have more tensors than the rank submits, after
+  // those of `tensor_names`.
   Channel(std::string name, std::vector<std::string> tensor_names, std::shared_ptr<const Layout> layout, int64_t lane,
-          std::shared_ptr<StepGate> gate, Trace* trace, bool on_device = false);
+          std::shared_ptr<StepGate> gate, Trace* trace, std::shared_ptr<Device> device = HostDevice(),
+          bool on_device = false);
 
   const std::string& name() const { return name_; }
   int64_t lane() const { return lane_; }
@@ -121,7 +123,7 @@ class Channel {
   std::shared_ptr<SparseRun> MakeSparseRun(const ChannelStep& step, int64_t bucket) const;
 
  private:
-  static BucketStates StatesOf(const Layout& layout);
+  BucketStates StatesOf(const Layout& layout) const;
   bool IsComplete(const ChannelStep& step) const HVD_EXT_REQUIRES(mutex_);
   Status CheckTopK(const std::optional<TopKStep>& topk) const HVD_EXT_REQUIRES(mutex_);
   void DropOpenStep() HVD_EXT_REQUIRES(mutex_);
@@ -131,8 +133,8 @@ class Channel {
   void QueueNext(const std::shared_ptr<ChannelStep>& step, std::shared_ptr<const Arriving> arriving)
       HVD_EXT_REQUIRES(mutex_);
   Status FindFeedback(int64_t bucket, Feedback** feedback) const HVD_EXT_REQUIRES(mutex_);
-  // Finds the array of a bucket; refused during a step.
-  Status FindArray(int64_t bucket, FeedbackArray which, std::vector<float>** array) const HVD_EXT_REQUIRES(mutex_);
+  // Finds what has an array of a bucket; refused during a step.
+  Status FindArray(int64_t bucket, FeedbackArray which, Feedback** feedback) const HVD_EXT_REQUIRES(mutex_);
   void EndWaiting(ChannelStep* step, const Status& status, std::vector<Delivery>* ended) HVD_EXT_REQUIRES(mutex_);
   void EndOne(ChannelStep* step, int64_t tensor, Deliver deliver, Delivery* delivery) HVD_EXT_REQUIRES(mutex_);
   void NoteDelivered(ChannelStep* step, int64_t count) HVD_EXT_REQUIRES(mutex_);
@@ -146,6 +148,7 @@ class Channel {
   const int64_t lane_;
   const std::shared_ptr<StepGate> gate_;
   Trace* const trace_;
+  const std::shared_ptr<Device> device_;
   const bool has_density_, on_device_;
   const std::shared_ptr<SparseCounters> counters_ = std::make_shared<SparseCounters>();
   // Held while residuals are copied, which takes long, and to begin or end a step; taken before `mutex_`. So neither

@@ -77,9 +77,8 @@ Status Channel::GetFeedback(int64_t bucket, FeedbackShard* shard) const {
   return Status::Ok();
 }
 
-Status Channel::FindArray(int64_t bucket, FeedbackArray which, std::vector<float>** array) const {
-  Feedback* feedback = nullptr;
-  HVD_EXT_RETURN_IF_ERROR(FindFeedback(bucket, &feedback));
+Status Channel::FindArray(int64_t bucket, FeedbackArray which, Feedback** feedback) const {
+  HVD_EXT_RETURN_IF_ERROR(FindFeedback(bucket, feedback));
   const std::string where = "state of bucket " + std::to_string(bucket) + " of " + Quoted(name_);
   if (topk_step_ || (*states_)[static_cast<size_t>(bucket)].running > 0) {
     return Invalid(where + ": a step is under way; end it first");
@@ -88,39 +87,36 @@ Status Channel::FindArray(int64_t bucket, FeedbackArray which, std::vector<float
     return Invalid(where + ": which (" + std::to_string(static_cast<int>(which)) +
                    ") must be the residual (0) or the velocity (1)");
   }
-  if (which == FeedbackArray::kVelocity && !feedback->spec().has_momentum) {
+  if (which == FeedbackArray::kVelocity && !(*feedback)->spec().has_momentum) {
     return Invalid(where + ": it has no velocity, because it was opened without momentum");
   }
-  *array = feedback->Get(which);
   return Status::Ok();
 }
 
 Status Channel::ReadFeedback(int64_t bucket, FeedbackArray which, float* to) {
   MutexLock state_lock(&state_mutex_);
-  std::vector<float>* array = nullptr;
+  Feedback* feedback = nullptr;
   {
     MutexLock lock(&mutex_);
-    HVD_EXT_RETURN_IF_ERROR(FindArray(bucket, which, &array));
+    HVD_EXT_RETURN_IF_ERROR(FindArray(bucket, which, &feedback));
   }
   // No step can begin, so none can commit another array.
-  std::copy(array->begin(), array->end(), to);
+  feedback->Read(*feedback->Get(which), to);
   return Status::Ok();
 }
 
 Status Channel::WriteFeedback(int64_t bucket, FeedbackArray which, const float* from) {
   MutexLock state_lock(&state_mutex_);
-  std::vector<float>* array = nullptr;
-  size_t elements = 0;
+  Feedback* feedback = nullptr;
   {
     MutexLock lock(&mutex_);
-    HVD_EXT_RETURN_IF_ERROR(FindArray(bucket, which, &array));
-    elements = array->size();
+    HVD_EXT_RETURN_IF_ERROR(FindArray(bucket, which, &feedback));
   }
-  std::vector<float> copied(from, from + elements);
+  Buffer copied = feedback->ArrayOf(from);
   MutexLock lock(&mutex_);
   // Again: tensors of a step that was dropped may have come since, and their run reads the array.
-  HVD_EXT_RETURN_IF_ERROR(FindArray(bucket, which, &array));
-  array->swap(copied);
+  HVD_EXT_RETURN_IF_ERROR(FindArray(bucket, which, &feedback));
+  std::swap(*feedback->Get(which), copied);
   return Status::Ok();
 }
 

@@ -68,28 +68,34 @@ struct VectorMessage {
 
 Status DamagedVector(const std::string& what);
 
-// What SELECT and MERGE work with.
+// What the rows of vectors work with.
 struct VectorWork {
   TopKStep step;
   uint64_t seed = 0;  // another one in each step
   TopKScratch* scratch = nullptr;
-  BufferPool* pool = nullptr;
+  BufferPool* pool = nullptr;  // of messages
+  Device* device = nullptr;    // in whose memory the bucket lies here
+  BufferPool* near = nullptr;  // of its memory
+  Queue* queue = nullptr;      // of the device, for all work on the bucket
 };
 
-// The vector of one run. Ranges are elements of the bucket.
+// The vector of one run. Ranges are elements of the bucket. Its values lie in the memory of the work's device, which is
+// the host but for codecs that KeepsFeedback (error_feedback.h) names; there, work on them is queued.
 class VectorCodec {
  public:
   virtual ~VectorCodec() = default;
 
   // Makes the vector from the shard in the bucket's buffer and from the residual, and writes the next residual.
+  // Selected is called when that has ended, and before the vector is used.
   virtual void Select(const VectorWork& work, const float* shard) = 0;
+  virtual void Selected(const VectorWork& /*work*/) {}
   // Writes the part in [begin, begin + elements).
   virtual VectorMessage Write(int64_t begin, int64_t elements, BufferPool* pool) const = 0;
   // Refuses a head that no message about `elements` elements has. A head that passes bounds the body's length.
   virtual Status CheckHead(const VectorHead& head, int64_t elements) const = 0;
   // Adds the own vector, or a message, to the elements that it is about.
-  virtual void Add(int64_t begin, int64_t elements, float* data) const = 0;
-  virtual Status Add(const VectorMessage& message, float* data, int64_t elements) const = 0;
+  virtual void Add(const VectorWork& work, int64_t begin, int64_t elements, float* data) const = 0;
+  virtual Status Add(const VectorWork& work, const VectorMessage& message, float* data, int64_t elements) const = 0;
   // A value was not finite when the vector was made.
   bool marked() const { return marked_; }
 

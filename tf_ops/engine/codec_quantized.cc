@@ -78,13 +78,13 @@ class QuantizedCodec : public VectorCodec {
                          " bytes, form " + std::to_string(head.form));
   }
 
-  void Add(int64_t begin, int64_t elements, float* data) const override {
+  void Add(const VectorWork&, int64_t begin, int64_t elements, float* data) const override {
     if (elements == 0) return;
     const Part& part = Find(begin);
     AddQuantized(how_, part.Scales(), part.Numbers(), begin - part.begin, elements, data);
   }
 
-  Status Add(const VectorMessage& message, float* data, int64_t elements) const override {
+  Status Add(const VectorWork&, const VectorMessage& message, float* data, int64_t elements) const override {
     const int64_t place = message.head.form & 0xffff, blocks = how_.Blocks(place + elements);
     const auto* scales = reinterpret_cast<const uint16_t*>(message.body.data());
     if (!std::all_of(scales, scales + blocks, IsScale)) return DamagedVector("a scale must be finite and at least 0");

@@ -100,13 +100,13 @@ class SignCodec : public VectorCodec {
                          " in " + std::to_string(head.body_nbytes) + ", form " + std::to_string(head.form));
   }
 
-  void Add(int64_t begin, int64_t elements, float* data) const override {
+  void Add(const VectorWork&, int64_t begin, int64_t elements, float* data) const override {
     std::vector<unsigned char> bits(static_cast<size_t>(BitsNbytes(elements)));
     CopyBits(Bits(), begin - begin_, elements, bits.data());
     AddSigns(bits.data(), scale_, elements, data);
   }
 
-  Status Add(const VectorMessage& message, float* data, int64_t elements) const override {
+  Status Add(const VectorWork&, const VectorMessage& message, float* data, int64_t elements) const override {
     float scale = 0;
     std::memcpy(&scale, message.body.data(), sizeof(scale));
     if (!(scale >= 0 && std::isfinite(scale))) {

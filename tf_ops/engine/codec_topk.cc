@@ -16,26 +16,40 @@ class TopKCodec : public VectorCodec {
 
   void Select(const VectorWork& work, const float* shard) override {
     const std::vector<int64_t>& cuts = feedback_->cuts();
-    const int64_t begin = cuts.front();
-    std::vector<TopKSegment> segments;
+    const SparseSpec& spec = feedback_->spec();
+    const TopKOptions options{spec.selector, spec.samplings, work.seed, spec.threshold};
+    selection_ = {options, feedback_->Arrays(work.step, shard), {}};
     for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-      segments.push_back({cuts[i] - begin, cuts[i + 1] - cuts[i], feedback_->EntriesIn(work.step.density, i)});
+      const int64_t k = feedback_->EntriesIn(work.step.density, i);
+      selection_.segments.push_back({cuts[i] - cuts.front(), cuts[i + 1] - cuts[i], k});
     }
     own_.Reserve(feedback_->EntriesAt(work.step.density), work.pool);
-    const SparseSpec& spec = feedback_->spec();
     own_.wire = spec.value_wire.value_or(DType::kFloat32);
-    std::vector<int64_t> counts(segments.size(), 0);
-    const TopKOptions options{spec.selector, spec.samplings, work.seed, spec.threshold};
-    int32_t* positions = own_.position();
-    float* values = own_.value();
-    TopKErrorFeedback(options, feedback_->Arrays(work.step, shard), segments.data(),
-                      static_cast<int64_t>(segments.size()), work.scratch, nullptr, counts.data(), positions,
-                      /*wide=*/false, values, &marked_);
+    counts_.assign(selection_.segments.size(), 0);
+    not_finite_ = work.pool->Take(sizeof(int32_t));
+    const Buffer workspace = work.near->Take(work.device->WorkspaceNbytes(selection_));
+    work.queue->TopKErrorFeedback(selection_, work.scratch, workspace.data(), counts_.data(), own_.position(),
+                                  own_.value(), reinterpret_cast<int32_t*>(not_finite_.data()));
+  }
+
+  // Rounds the picks; what that takes from them returns to the residual.
+  void Selected(const VectorWork& work) override {
+    marked_ = *reinterpret_cast<const int32_t*>(not_finite_.data()) != 0;
+    SparseVector left;
+    if (own_.wire != DType::kFloat32) left.Reserve(selection_.picks(), work.pool);
+    const int64_t begin = feedback_->shard().begin;
     int64_t place = 0;  // of a segment's picks
-    for (size_t s = 0; s < segments.size(); ++s) {
-      for (int64_t i = place; i < place + counts[s]; ++i) Put(begin + positions[i], values[i]);
-      place += segments[s].k;
+    for (size_t s = 0; s < counts_.size(); ++s) {
+      for (int64_t i = place; i < place + counts_[s]; ++i) {
+        const int32_t position = static_cast<int32_t>(begin + own_.position()[i]);
+        const float value = own_.value()[i], sent = Put(position, value);
+        if (sent == value || own_.wire == DType::kFloat32) continue;
+        left.position()[left.count] = position;
+        left.value()[left.count++] = value - sent;
+      }
+      place += selection_.segments[s].k;
     }
+    feedback_->Return(work.queue, left.position(), left.value(), left.count);
   }
 
   VectorMessage Write(int64_t begin, int64_t elements, BufferPool* pool) const override {
@@ -44,16 +58,17 @@ class TopKCodec : public VectorCodec {
 
   Status CheckHead(const VectorHead& head, int64_t elements) const override { return CheckSparseHead(head, elements); }
 
-  void Add(int64_t begin, int64_t elements, float* data) const override {
-    const int32_t* positions = own_.position();
-    const float* values = own_.value();
-    for (int64_t i = own_.Find(begin), end = own_.Find(begin + elements); i < end; ++i) {
-      data[positions[i] - begin] += values[i];
-    }
+  void Add(const VectorWork& work, int64_t begin, int64_t elements, float* data) const override {
+    const int64_t first = own_.Find(begin), count = own_.Find(begin + elements) - first;
+    work.queue->AddEntries(data, elements, begin, own_.position() + first, own_.value() + first, count);
   }
 
-  Status Add(const VectorMessage& message, float* data, int64_t elements) const override {
-    return AddSparse(message.head, message.body.data(), data, elements);
+  Status Add(const VectorWork& work, const VectorMessage& message, float* data, int64_t elements) const override {
+    if (work.device->IsHost()) return AddSparse(message.head, message.body.data(), data, elements);
+    SparseVector vector;
+    HVD_EXT_RETURN_IF_ERROR(DecodeSparse(message.head, message.body.data(), 0, elements, work.pool, &vector));
+    work.queue->AddEntries(data, elements, 0, vector.position(), vector.value(), vector.count);
+    return Status::Ok();
   }
 
   Status Pack(const VectorWork& work, int64_t begin, int64_t elements, float* data) override {
@@ -105,13 +120,13 @@ class TopKCodec : public VectorCodec {
   }
 
  private:
-  // Puts a pick behind the entries, and what rounding takes from it into the residual. A pick is not read again.
-  void Put(int64_t position, float value) {
+  // Puts a pick behind the entries, and returns it as it is sent. A pick is not read again.
+  float Put(int64_t position, float value) {
     const float sent = RoundForWire(own_.wire, value);
     marked_ |= IsTooLarge(value, sent);
-    if (sent != value) feedback_->Return(position, value - sent);
     own_.position()[own_.count] = static_cast<int32_t>(position);
     own_.value()[own_.count++] = sent;
+    return sent;
   }
 
   // Keeps the largest entries of a sum, as many as a step selects.
@@ -132,8 +147,8 @@ class TopKCodec : public VectorCodec {
       const float value = own_.value()[i];
       if (own_.count == k || pick[own_.count] != i) {
         if (value != 0) feedback_->Return(position, value);
-      } else {
-        Put(position, value);
+      } else if (const float sent = Put(position, value); sent != value) {
+        feedback_->Return(position, value - sent);
       }
     }
     return Status::Ok();
@@ -141,6 +156,9 @@ class TopKCodec : public VectorCodec {
 
   const std::shared_ptr<Feedback> feedback_;
   SparseVector own_;
+  Selection selection_;          // from Select to Selected
+  std::vector<int64_t> counts_;  // of the picks of each segment
+  Buffer not_finite_;            // whether one is not finite
 };
 
 const VectorCodecNamed<TopKCodec> topk_named("topk");

@@ -37,12 +37,32 @@ class HostQueue : public Queue {
   void Round(DType wire, float* data, int64_t elements, float scale) override {
     hvd_ext::Round(wire, data, elements, scale);
   }
+
+  void Clear(void* data, int64_t nbytes) override {
+    if (nbytes > 0) std::memset(data, 0, static_cast<size_t>(nbytes));
+  }
+  void AddEntries(float* data, int64_t, int64_t base, const int32_t* positions, const float* values,
+                  int64_t count) override {
+    for (int64_t i = 0; i < count; ++i) data[positions[i] - base] += values[i];
+  }
+  void Accumulate(const ErrorFeedback& feedback, int64_t elements, float* accumulated) override {
+    hvd_ext::Accumulate(feedback, elements, accumulated, nullptr);
+  }
+  void TopKErrorFeedback(const Selection& selection, TopKScratch* scratch, char*, int64_t* counts, int32_t* positions,
+                         float* values, int32_t* non_finite) override {
+    bool seen = false;
+    hvd_ext::TopKErrorFeedback(selection.options, selection.feedback, selection.segments.data(),
+                               static_cast<int64_t>(selection.segments.size()), scratch, nullptr, counts, positions,
+                               /*wide=*/false, values, &seen);
+    *non_finite = seen;
+  }
 };
 
 class TheHost : public Device {
  public:
   bool IsHost() const override { return true; }
   Queue* queue(int) override { return &queue_; }
+  bool Selects(Selector) const override { return true; }
   char* Allocate(int64_t nbytes) override {
     return static_cast<char*>(::operator new(static_cast<size_t>(nbytes), kAlignment));
   }

@@ -15,10 +15,26 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "kernels/reduce.h"
+#include "kernels/topk.h"
 
 namespace hvd_ext {
+
+// A selection with error feedback (kernels/topk.h) from arrays in the device's memory; the segments cover them.
+struct Selection {
+  TopKOptions options;
+  ErrorFeedback feedback;
+  std::vector<TopKSegment> segments;
+
+  int64_t elements() const { return segments.empty() ? 0 : segments.back().begin + segments.back().elements; }
+  int64_t picks() const {
+    int64_t sum = 0;
+    for (const TopKSegment& segment : segments) sum += segment.k;
+    return sum;
+  }
+};
 
 class Queue {
  public:
@@ -44,6 +60,18 @@ class Queue {
   virtual void AddWidened(DType wire, float* data, const void* message, int64_t elements, float scale) = 0;
   virtual void CombineWidened(ReduceOp op, DType wire, float* data, const void* message, int64_t elements) = 0;
   virtual void Round(DType wire, float* data, int64_t elements, float scale) = 0;
+
+  // `data` becomes 0.
+  virtual void Clear(void* data, int64_t nbytes) = 0;
+  // data[positions[i] - base] += values[i]; the positions differ, and they and the values are messages.
+  virtual void AddEntries(float* data, int64_t elements, int64_t base, const int32_t* positions, const float* values,
+                          int64_t count) = 0;
+  // As the kernels of these names; their arrays are memory of the device. The picks, and whether one is not finite (1
+  // or 0), become messages; `counts` is plain memory, which is written when the call returns. `workspace` is memory of
+  // the device, of WorkspaceNbytes.
+  virtual void Accumulate(const ErrorFeedback& feedback, int64_t elements, float* accumulated) = 0;
+  virtual void TopKErrorFeedback(const Selection& selection, TopKScratch* scratch, char* workspace, int64_t* counts,
+                                 int32_t* positions, float* values, int32_t* non_finite) = 0;
 };
 
 class Device {
@@ -58,6 +86,10 @@ class Device {
   virtual Queue* queue(int number) = 0;
   Queue* inputs() { return queue(0); }
   Queue* OfSegment(int64_t tag) { return queue(1 + static_cast<int>(tag % (kQueues - 1))); }
+
+  // Whether its queues can select so; and the memory that a selection needs.
+  virtual bool Selects(Selector selector) const { return selector == Selector::kExact; }
+  virtual int64_t WorkspaceNbytes(const Selection& /*selection*/) { return 0; }
 
   // Memory of the device, 64-byte aligned. Throws std::bad_alloc. Free waits for the operations that use the memory.
   virtual char* Allocate(int64_t nbytes) = 0;

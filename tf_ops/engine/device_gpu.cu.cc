@@ -19,7 +19,9 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/feedback_gpu.h"
 #include "kernels/reduce_gpu.h"
+#include "kernels/topk_gpu.h"
 
 namespace hvd_ext {
 namespace {
@@ -50,6 +52,35 @@ class On {
  private:
   int before_ = 0;
   bool changed_ = false;
+};
+
+// The workspace of a selection: its picks, before they are copied into messages, and what the kernels need.
+struct SelectionPlaces {
+  explicit SelectionPlaces(const Selection& selection) {
+    for (const TopKSegment& segment : selection.segments) {
+      segments.push_back({segment.begin, segment.elements, segment.k});
+    }
+    values = Part(4 * selection.picks());
+    non_finite = Part(4 * selection.picks());
+    kernels = Part(sizeof(int32_t));
+    const int64_t count = static_cast<int64_t>(segments.size());
+    kernels_nbytes = hvd_ext_topk_gpu_workspace(static_cast<int32_t>(DType::kFloat32), segments.data(), count);
+    if (kernels_nbytes < 0) throw std::runtime_error(std::string("GPU: ") + hvd_ext_topk_gpu_error());
+    nbytes += kernels_nbytes;
+  }
+
+  std::vector<HvdExtTopKSegment> segments;
+  int64_t nbytes = 0;  // of all
+  // Where the parts begin; the positions do first.
+  int64_t values = 0, non_finite = 0, kernels = 0;
+  int64_t kernels_nbytes = 0;
+
+ private:
+  // Ends the part under way, and returns where the next one begins.
+  int64_t Part(int64_t part_nbytes) {
+    nbytes += (part_nbytes + 255) / 256 * 256;
+    return nbytes;
+  }
 };
 
 class GpuQueue : public Queue {
@@ -121,6 +152,41 @@ class GpuQueue : public Queue {
   }
   void Round(DType wire, float* data, int64_t elements, float scale) override {
     Push(elements, [&] { gpu::Round(wire, data, elements, scale, stream_); });
+  }
+
+  void Clear(void* data, int64_t nbytes) override {
+    Push(nbytes, [&] { HVD_EXT_MUST(cudaMemsetAsync(data, 0, static_cast<size_t>(nbytes), stream_)); });
+  }
+  void AddEntries(float* data, int64_t, int64_t base, const int32_t* positions, const float* values,
+                  int64_t count) override {
+    Push(count, [&] { gpu::AddEntries(data, base, positions, values, count, stream_); });
+  }
+  void Accumulate(const ErrorFeedback& feedback, int64_t elements, float* accumulated) override {
+    Push(elements, [&] { gpu::Accumulate(feedback, elements, accumulated, stream_); });
+  }
+  void TopKErrorFeedback(const Selection& selection, TopKScratch*, char* workspace, int64_t* counts, int32_t* positions,
+                         float* values, int32_t* non_finite) override {
+    const SelectionPlaces places(selection);
+    const ErrorFeedback& feedback = selection.feedback;
+    const int64_t picks = selection.picks(), segments = static_cast<int64_t>(places.segments.size());
+    for (int64_t s = 0; s < segments; ++s) counts[s] = places.segments[static_cast<size_t>(s)].k;
+    auto* picked = reinterpret_cast<int32_t*>(workspace);
+    auto* flag = reinterpret_cast<int32_t*>(workspace + places.non_finite);
+    const auto copy = [this](void* to, const void* from, int64_t nbytes) {
+      if (nbytes == 0) return;
+      HVD_EXT_MUST(cudaMemcpyAsync(to, from, static_cast<size_t>(nbytes), cudaMemcpyDefault, stream_));
+    };
+    Push(1, [&] {
+      gpu::Accumulate(feedback, selection.elements(), feedback.next_residual, stream_);
+      const int code = hvd_ext_topk_gpu(static_cast<int32_t>(DType::kFloat32), feedback.next_residual,
+                                        places.segments.data(), segments, picked, /*wide=*/0, workspace + places.values,
+                                        flag, workspace + places.kernels, places.kernels_nbytes, stream_);
+      if (code != 0) throw std::runtime_error(std::string("GPU: ") + hvd_ext_topk_gpu_error());
+      gpu::Take(feedback, picked, picks, stream_);
+      copy(positions, picked, 4 * picks);
+      copy(values, workspace + places.values, 4 * picks);
+      copy(non_finite, flag, sizeof(int32_t));
+    });
   }
 
   void Wait() { cudaStreamSynchronize(stream_); }
@@ -206,6 +272,7 @@ class GpuDevice : public Device {
   }
 
   Queue* queue(int number) override { return queues_[static_cast<size_t>(number)].get(); }
+  int64_t WorkspaceNbytes(const Selection& selection) override { return SelectionPlaces(selection).nbytes; }
 
   char* Allocate(int64_t nbytes) override {
     const On on(gpu_);

@@ -290,8 +290,8 @@ Status Executor::Advance(Segment* segment, bool* ended, bool* moved) {
   while (!segment->finished) {
     HVD_EXT_RETURN_IF_ERROR(TestTransfers(segment, moved));
     if (segment->sparse != nullptr) HVD_EXT_RETURN_IF_ERROR(TestVectors(segment, moved));
-    if (segment->staged) HVD_EXT_RETURN_IF_ERROR(RunLocalRows(segment));
-    if (segment->staged || IsWaiting(*segment)) return Status::Ok();
+    if (segment->local) HVD_EXT_RETURN_IF_ERROR(RunLocalRows(segment));
+    if (segment->local || IsWaiting(*segment)) return Status::Ok();
     NoteRound(*segment, true);
     if (segment->next_row < rows.size()) {
       HVD_EXT_RETURN_IF_ERROR(StartRound(segment));

@@ -138,6 +138,8 @@ class Executor {
     size_t sent = 0;                  // of those before this one, the sends are posted
     bool vectors = false;             // the round's vectors are still to be posted, after the sends
     size_t reduced = 0;               // transfers before this one are reduced
+    bool local = false;               // local rows of the round have not all run
+    bool selects = false;             // the next row is SELECT, whose work is queued
     Buffer staged;                    // for local rows: the units of the round, in the host's memory
     int64_t staged_first = 0;         // the first of its elements
     bool finished = false;            // the operations behind the last row are queued

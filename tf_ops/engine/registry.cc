@@ -140,7 +140,7 @@ Status Registry::OpenChannel(const ChannelSpec& given, int64_t* handle) {
   }
   try {
     opened = std::make_shared<Channel>(given.name, given.tensor_names, std::move(layout), lane, std::move(gate),
-                                       &core_->trace, given.on_device);
+                                       &core_->trace, core_->device, given.on_device);
   } catch (const std::bad_alloc&) {
     return Internal("open of a channel: no memory for the residuals of its sparse buckets");
   }

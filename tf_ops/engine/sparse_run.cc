@@ -148,32 +148,40 @@ const VectorMessage* SparseRun::Find(const Row& row) const {
   return piece == peer->second.end() ? nullptr : piece->second.content.get();
 }
 
+VectorWork SparseRun::VectorWorkOf(const SparseWork& work) const {
+  const uint64_t seed = feedback_->spec().seed + static_cast<uint64_t>(step_) * 0x9e3779b97f4a7c15u;
+  return {topk_, seed, work.scratch, work.pool, work.device, work.near, work.queue};
+}
+
 Status SparseRun::RunLocal(const SparseWork& work, const Row& row) {
   const int64_t begin = work.ElementAt(row.begin), elements = work.ElementAt(row.begin + row.count) - begin;
   float* units = work.data + (begin - work.first);
-  const uint64_t seed = feedback_->spec().seed + static_cast<uint64_t>(step_) * 0x9e3779b97f4a7c15u;
-  const VectorWork vector_work{topk_, seed, work.scratch, work.pool};
+  const VectorWork vector_work = VectorWorkOf(work);
   switch (row.opcode) {
     case Opcode::SELECT:
       vector_->Select(vector_work, units);
       return Status::Ok();
     case Opcode::FOLD:
-      feedback_->Fold(topk_, units);
+      feedback_->Fold(work.queue, topk_, units);
       return Status::Ok();
     case Opcode::CLEAR:
-      std::memset(units, 0, static_cast<size_t>(elements) * sizeof(float));
+      work.queue->Clear(units, elements * static_cast<int64_t>(sizeof(float)));
       return Status::Ok();
     case Opcode::SCATTER_ADD: {
       if (elements == 0) return Status::Ok();
       bool marked = false;
       if (row.peer == work.transport->rank()) {
-        vector_->Add(begin, elements, units);
+        vector_->Add(vector_work, begin, elements, units);
         marked = vector_->marked();
       } else if (const VectorMessage* message = Find(row)) {
-        HVD_EXT_RETURN_IF_ERROR(vector_->Add(*message, units, elements));
+        HVD_EXT_RETURN_IF_ERROR(vector_->Add(vector_work, *message, units, elements));
         marked = (message->head.marks & VectorHead::kNotFinite) != 0;
       }
-      if (marked) units[0] = std::numeric_limits<float>::quiet_NaN();
+      if (marked) {
+        const Buffer message = work.pool->Take(sizeof(float));
+        *reinterpret_cast<float*>(message.data()) = std::numeric_limits<float>::quiet_NaN();
+        work.queue->Copy(units, message.data(), sizeof(float));
+      }
       return Status::Ok();
     }
     case Opcode::RESELECT:

@@ -35,7 +35,10 @@ struct SparseWork {
   std::atomic<int64_t>*bytes_sent, *bytes_received;
   const Plan* plan;
   Label label;
-  float* data;  // for local rows: the bucket from element `first` on, in the host's memory
+  Device* device;    // for local rows: where the bucket lies, and
+  BufferPool* near;  // memory there;
+  Queue* queue;      // what works on it,
+  float* data;       // and the bucket from element `first` on
   int64_t first;
   int64_t elements;  // of the bucket
 
@@ -63,7 +66,13 @@ class SparseRun {
   size_t waiting() const { return waiting_; }  // messages that have not ended
   void AddPeers(std::vector<int>* peers) const;
 
+  // Whether a local row works on the host's memory, though the bucket lies on this device.
+  bool NeedsHost(const Device* device, const Row& row) const {
+    return feedback_->device() != device || row.opcode == Opcode::PACK;
+  }
+  // Queues the work of a local row. When that of SELECT has ended, Selected is called before anything else.
   Status RunLocal(const SparseWork& work, const Row& row);
+  void Selected(const SparseWork& work) { vector_->Selected(VectorWorkOf(work)); }
 
  private:
   struct Message {
@@ -88,6 +97,7 @@ class SparseRun {
   Status TakeHead(const SparseWork& work, Message* message);
   void Keep(Message* message);
   void Count(const Message& message) const;
+  VectorWork VectorWorkOf(const SparseWork& work) const;
   const VectorMessage* Find(const Row& row) const;
 
   const std::shared_ptr<Feedback> feedback_;

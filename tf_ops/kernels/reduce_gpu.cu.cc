@@ -1,18 +1,11 @@
-// One kernel for all: a thread does element i, and those that lie a grid's width further on. The elements of a warp are
-// neighbours, so its loads are whole lines, also those of host memory across the bus.
 #include "kernels/reduce_gpu.h"
-
-#include <algorithm>
 
 #include "kernels/dtypes.h"
 #include "kernels/each.h"
+#include "kernels/each_gpu.h"
 
 namespace hvd_ext::gpu {
 namespace {
-
-constexpr int kThreadsOfEach = 256;
-// As many as an H200 runs at once: 132 multiprocessors with 8 blocks.
-constexpr int64_t kMostBlocks = 1056;
 
 template <typename Half, ReduceOp op>
 struct CombineWidenedEach {
@@ -20,19 +13,6 @@ struct CombineWidenedEach {
   const Half* x;
   HVD_EXT_EACH void operator()(int64_t i) const { to[i] = Combined<op>(to[i], ToFloat(x[i])); }
 };
-
-template <typename Each>
-__global__ void __launch_bounds__(kThreadsOfEach) Apply(Each each, int64_t elements) {
-  const int64_t step = int64_t{gridDim.x} * kThreadsOfEach;
-  for (int64_t i = int64_t{blockIdx.x} * kThreadsOfEach + threadIdx.x; i < elements; i += step) each(i);
-}
-
-template <typename Each>
-void ForEach(Each each, int64_t elements, cudaStream_t stream) {
-  if (elements == 0) return;
-  const int64_t blocks = std::min((elements + kThreadsOfEach - 1) / kThreadsOfEach, kMostBlocks);
-  LaunchApart(Apply<Each>, blocks, kThreadsOfEach, stream, each, elements);
-}
 
 // Calls body(std::integral_constant) with the operation, where an average is a sum.
 template <typename Body>

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 
+#include "kernels/half.h"
 #include "kernels/reduce.h"
 
 namespace hvd_ext {
@@ -95,6 +96,17 @@ struct ErrorFeedback {
   float* next_velocity = nullptr;
   MomentumCorrection correction{};  // not used without a velocity
 };
+
+// Gives `a` of element i, and writes its next velocity. Vector loops use it for the elements that do not fill a vector;
+// it is also their definition, and that of the kernels for GPUs.
+HVD_EXT_ANYWHERE inline float Accumulated(const ErrorFeedback& f, int64_t i) {
+  const float gradient = f.gradient[i];
+  const float residual = f.residual[i];
+  if (f.velocity == nullptr) return residual + gradient;
+  const float velocity = f.correction.momentum * f.velocity[i] + gradient;
+  f.next_velocity[i] = velocity;
+  return residual + (f.correction.nesterov ? gradient + f.correction.momentum * velocity : velocity);
+}
 
 // Accumulates and selects in one pass: next_residual = a, but 0 at the picks, which are selected from `a` as TopK does;
 // next_velocity = velocity', but 0 at the picks if `masks`. Segments are ranges of the arrays; elements outside of them

@@ -109,16 +109,6 @@ enum class Misled { kNot, kHigh, kLow };
 void MisleadSampler(Misled misled);
 Misled SamplerMisled();
 
-// Accumulates one element. Vector loops use it for the elements that do not fill a vector; it is also their definition.
-inline float Accumulated(const ErrorFeedback& f, int64_t i) {
-  const float gradient = f.gradient[i];
-  const float residual = f.residual[i];
-  if (f.velocity == nullptr) return residual + gradient;
-  const float velocity = f.correction.momentum * f.velocity[i] + gradient;
-  f.next_velocity[i] = velocity;
-  return residual + (f.correction.nesterov ? gradient + f.correction.momentum * velocity : velocity);
-}
-
 inline ErrorFeedback From(const ErrorFeedback& f, int64_t i) {
   ErrorFeedback from = f;
   from.gradient += i;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +20,7 @@ from benchmarks.studies.convergence.worker import Task
 from hvd_ext.bench.sampling import EVENTS, Follower
 from hvd_ext.cluster.spec import Spec, topology
 from hvd_ext.errors import InvalidError
+from hvd_ext.options import Options
 from hvd_ext.runner.launcher import POLL_S, Job, JobError, job_environment, last_words, mpirun
 
 WORKER = "benchmarks.studies.convergence.worker"
@@ -69,12 +71,18 @@ def on_this_machine(study: Study) -> Start:
 
 
 def on_a_cluster(study: Study) -> Start:
-    """Give the way to start a job on a rehearsed cluster with limited links (docs/cluster.md)."""
+    """Give the way to start a job on a rehearsed cluster with limited links (docs/cluster.md).
+
+    All connections have the congestion control that ours ask for (docs/launch.md), the peer's too.
+    """
 
     def start(stack: ExitStack, folder: Path, command: list[str]) -> Job:
         from hvd_ext.cluster.rehearsal import Cluster
 
         cluster = stack.enter_context(Cluster(Spec(study.hosts, rate=study.rate)))
+        for host in cluster.spec.names:
+            choose = f"echo {Options().tcp_congestion} >/proc/sys/net/ipv4/tcp_congestion_control"
+            subprocess.run([*cluster.enter(host), "sh", "-c", choose], check=True)
         return stack.enter_context(Job(cluster.command(command), folder / "log", cluster.environment()))
 
     return start

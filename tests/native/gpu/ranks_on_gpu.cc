@@ -1,8 +1,9 @@
-// Ranks of one host, each a process, that share GPU 0: `ranks_on_gpu RANKS ELEMENTS STEPS`. They add up float32 tensors
-// that lie on the GPU: with buckets on the GPU, and through buckets in the host's memory, as a job does without
-// `gpu_buckets`. All results must have equal bits. Rank 0 prints one line of JSON: the seconds of each step, of copies
-// of a tensor on the GPU, and whether messages stayed on the GPU. The exit status is 0 if all was right, 1 if not, and
-// 2 if there is no GPU.
+// Ranks of one host, each a process, that share GPU 0: `ranks_on_gpu RANKS ELEMENTS STEPS [DENSITY]`. They add up
+// float32 tensors that lie on the GPU: with buckets on the GPU, and through buckets in the host's memory, as a job does
+// without `gpu_buckets`. All results must have equal bits. With a density each rank selects from its tensor, with error
+// feedback, and all add up what was selected, as hosts do. Rank 0 prints one line of JSON: the seconds of each step, of
+// copies of a tensor on the GPU, and whether messages stayed on the GPU. The exit status is 0 if all was right, 1 if
+// not, and 2 if there is no GPU.
 //
 // Over the stand-in for CUDA it is a test, over CUDA a measurement.
 #include <sys/socket.h>
@@ -57,31 +58,60 @@ Sockets Connected(int ranks) {
   return sockets;
 }
 
-// Each rank adds up one part, straight from the memory of the others, and gives it to all.
-std::vector<int64_t> DirectAllreduce(int rank, int ranks) {
-  constexpr int64_t kSend = 1, kReceive = 2, kReduce = 3;
-  std::vector<int64_t> rows;
-  const auto add = [&](int64_t round, int64_t what, int peer, int unit) {
-    for (const int64_t value : {round, what, int64_t{peer}, int64_t{unit}, int64_t{1}}) rows.push_back(value);
-  };
-  for (int round = 0; round < 2; ++round) {
+// Rows of a plan.
+struct Rows {
+  std::vector<int64_t> values{};
+
+  void Add(int64_t round, Opcode what, int peer, int64_t unit, int64_t count = 1) {
+    for (const int64_t value : {round, static_cast<int64_t>(what), int64_t{peer}, unit, count}) {
+      values.push_back(value);
+    }
+  }
+};
+
+// Each rank adds up one part, straight from the memory of the others, and gives it to all; with `folds` after error
+// feedback.
+Rows DirectAllreduce(int rank, int ranks, bool folds) {
+  Rows rows;
+  if (folds) rows.Add(0, Opcode::FOLD, rank, 0, ranks);
+  for (const bool sums : {true, false}) {
+    const int64_t round = int64_t{folds} + int64_t{!sums};
     for (int step = 1; step < ranks; ++step) {
       const int peer = (rank + step) % ranks;
-      add(round, kSend, peer, round == 0 ? peer : rank);
+      rows.Add(round, Opcode::SEND, peer, sums ? peer : rank);
     }
     for (int step = 1; step < ranks; ++step) {
       const int peer = (rank + step) % ranks;
-      add(round, round == 0 ? kReduce : kReceive, peer, round == 0 ? rank : peer);
+      rows.Add(round, sums ? Opcode::RECV_REDUCE : Opcode::RECV, peer, sums ? rank : peer);
     }
   }
   return rows;
 }
 
+// All get the selections of all.
+Rows SparseAllreduce(int rank, int ranks) {
+  Rows rows;
+  rows.Add(0, Opcode::SELECT, rank, 0);
+  for (const Opcode what : {Opcode::SEND_SPARSE, Opcode::RECV_SPARSE}) {
+    for (int step = 1; step < ranks; ++step) rows.Add(1, what, (rank + step) % ranks, 0);
+  }
+  rows.Add(2, Opcode::CLEAR, rank, 0);
+  for (int each = 0; each < ranks; ++each) rows.Add(2, Opcode::SCATTER_ADD, each, 0);
+  return rows;
+}
+
+int64_t Added(Engine* engine, const Rows& rows, int64_t units) {
+  int64_t plan = 0;
+  Must(engine->AddPlan(rows.values.data(), static_cast<int64_t>(rows.values.size()) / 5, units, &plan));
+  return plan;
+}
+
 class Rank {
  public:
-  Rank(int rank, int ranks, int64_t elements)
+  Rank(int rank, int ranks, int64_t elements, double density)
       : rank_(rank),
         ranks_(ranks),
+        density_(density),
         nbytes_(elements * static_cast<int64_t>(sizeof(float))),
         gpu_(MakeGpuDevice(0)),
         messages_(nullptr, gpu_),
@@ -108,15 +138,20 @@ class Rank {
     *stays = transport->ReachesDevice((rank_ + 1) % ranks_);
     std::shared_ptr<Engine> engine;
     Must(Engine::Start(transport, config, 1, &engine));
-    const std::vector<int64_t> rows = DirectAllreduce(rank_, ranks_);
-    int64_t plan = 0, channel = 0;
-    Must(engine->AddPlan(rows.data(), static_cast<int64_t>(rows.size()) / 5, ranks_, &plan));
+    const bool selects = density_ > 0;
+    const int64_t dense = Added(engine.get(), DirectAllreduce(rank_, ranks_, selects), ranks_);
+    const int64_t plan = selects ? Added(engine.get(), SparseAllreduce(rank_, ranks_), 1) : dense;
     ChannelSpec spec;
     spec.name = "gradients";
     spec.tensor_names = {"gradient"};
     spec.elements = {nbytes_ / static_cast<int64_t>(sizeof(float))};
     spec.buckets.push_back({DType::kFloat32, {}, ReduceOp::kSum, plan, kSegmentNbytes, {0}});
+    if (selects) {
+      spec.buckets[0].sparse.emplace();
+      spec.buckets[0].sparse->dense_plan = dense;
+    }
     spec.on_device = on_gpu;
+    int64_t channel = 0;
     Must(engine->OpenChannel(spec, &channel));
     std::vector<double> seconds;
     for (int step = 0; step < steps; ++step) {
@@ -145,7 +180,7 @@ class Rank {
   }
 
   void Step(Engine* engine, int64_t channel, bool on_gpu) {
-    Must(engine->BeginStep(channel));
+    Must(density_ > 0 ? engine->BeginTopKStep(channel, density_) : engine->BeginStep(channel));
     int64_t ticket = 0;
     if (on_gpu) {
       Must(engine->SubmitOnDevice(channel, 0, tensor_.data(), nbytes_, nullptr, &ticket));
@@ -163,9 +198,11 @@ class Rank {
     if (!on_gpu) std::memcpy(host_.data(), data_, static_cast<size_t>(nbytes_));
     Copy(result_.data(), on_gpu ? data_ : host_.data());
     memory_.reset();
+    if (density_ > 0) Must(engine->EndStep(channel, /*commit=*/true));
   }
 
   const int rank_, ranks_;
+  const double density_;  // 0: nothing is selected
   const int64_t nbytes_;
   const std::shared_ptr<Device> gpu_;
   BufferPool messages_, pool_;
@@ -180,10 +217,11 @@ std::string Listed(const std::vector<double>& seconds) {
   return text + "]";
 }
 
-int Main(int number, int ranks, int64_t elements, int steps, const Sockets& first, const Sockets& second) {
+int Main(int number, int ranks, int64_t elements, int steps, double density, const Sockets& first,
+         const Sockets& second) {
   std::unique_ptr<Rank> rank;
   try {
-    rank = std::make_unique<Rank>(number, ranks, elements);
+    rank = std::make_unique<Rank>(number, ranks, elements, density);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "rank %d: %s\n", number, error.what());
     return kNoGpu;
@@ -198,9 +236,10 @@ int Main(int number, int ranks, int64_t elements, int steps, const Sockets& firs
     if (host != gpu) throw std::runtime_error("the bits of both sums differ");
     if (number > 0) return 0;
     std::printf(
-        "{\"ranks\": %d, \"elements\": %lld, \"on_gpu_seconds\": %s, \"on_host_seconds\": %s, \"copy_seconds\": %s, "
+        "{\"ranks\": %d, \"elements\": %lld, \"density\": %g, \"on_gpu_seconds\": %s, \"on_host_seconds\": %s, "
+        "\"copy_seconds\": %s, "
         "\"stays_on_gpu\": %s}\n",
-        ranks, static_cast<long long>(elements), Listed(on_gpu).c_str(), Listed(on_host).c_str(),
+        ranks, static_cast<long long>(elements), density, Listed(on_gpu).c_str(), Listed(on_host).c_str(),
         Listed(copies).c_str(), stays ? "true" : "false");
     return 0;
   } catch (const std::exception& error) {
@@ -214,8 +253,9 @@ int Main(int number, int ranks, int64_t elements, int steps, const Sockets& firs
 int main(int argc, char** argv) {
   const int ranks = argc > 3 ? std::atoi(argv[1]) : 0, steps = argc > 3 ? std::atoi(argv[3]) : 0;
   const int64_t elements = argc > 3 ? std::atoll(argv[2]) : 0;
-  if (ranks < 2 || elements < 1 || steps < 1) {
-    std::fprintf(stderr, "usage: ranks_on_gpu RANKS ELEMENTS STEPS, with two ranks or more\n");
+  const double density = argc > 4 ? std::atof(argv[4]) : 0;
+  if (ranks < 2 || elements < 1 || steps < 1 || density < 0 || density > 1) {
+    std::fprintf(stderr, "usage: ranks_on_gpu RANKS ELEMENTS STEPS [DENSITY], with two ranks or more\n");
     return 1;
   }
   const Sockets first = Connected(ranks), second = Connected(ranks);
@@ -226,7 +266,7 @@ int main(int argc, char** argv) {
       for (const int fd : first[static_cast<size_t>(other)]) close(fd);
       for (const int fd : second[static_cast<size_t>(other)]) close(fd);
     }
-    std::exit(Main(number, ranks, elements, steps, first, second));
+    std::exit(Main(number, ranks, elements, steps, density, first, second));
   }
   for (int number = 0; number < ranks; ++number) {  // the children have them
     for (const int fd : first[static_cast<size_t>(number)]) close(fd);

@@ -35,11 +35,14 @@ def test_a_job_has_the_same_bits_as_with_buckets_in_the_host_s_memory(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "elements"), [(2, 2_000_003), (4, 40_000), (3, 7)])
-def test_ranks_add_up_straight_from_each_other_s_gpu_memory(ranks, elements):
+@pytest.mark.parametrize(
+    ("ranks", "elements", "density"),
+    [(2, 2_000_003, "0"), (4, 40_000, "0"), (3, 7, "0"), (2, 300_001, "0.01"), (3, 500, "0.3"), (2, 500, "1")],
+)
+def test_ranks_add_up_straight_from_each_other_s_gpu_memory(ranks, elements, density):
     """The program checks that the sums have the bits of those in the host's memory."""
     program = built() / "tests" / "gpu" / "hvd_ext_ranks_on_gpu"
-    row = json.loads(must_succeed([str(program), str(ranks), str(elements), "4"], LIMIT_S))
+    row = json.loads(must_succeed([str(program), str(ranks), str(elements), "4", density], LIMIT_S))
     assert (row["ranks"], row["elements"], row["stays_on_gpu"]) == (ranks, elements, True)
     assert [len(row[name]) for name in ("on_gpu_seconds", "on_host_seconds", "copy_seconds")] == [4, 4, 4]
 

@@ -52,7 +52,9 @@ def test_the_library_shows_the_functions_of_its_headers_only():
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc on PATH")
-@pytest.mark.parametrize("source", ["engine/device_gpu.cu.cc", "kernels/reduce_gpu.cu.cc"])
+@pytest.mark.parametrize(
+    "source", ["engine/device_gpu.cu.cc", "kernels/reduce_gpu.cu.cc", "kernels/feedback_gpu.cu.cc"]
+)
 def test_nvcc_compiles_the_device_without_a_warning(source, tmp_path):
     command = ["nvcc", "-std=c++17", "-O1", "-fmad=false", "-arch=sm_90", "-Werror", "all-warnings"]
     command += ["-Xcompiler=-Wall,-Wextra,-Werror", "-I", str(ROOT / "tf_ops"), "-x", "cu"]
