@@ -27,6 +27,7 @@
 #include "engine/device_gpu.h"
 #include "engine/engine.h"
 #include "engine/transport.h"
+#include "plan/plan.h"
 #include "shm/arena.h"
 
 namespace {
