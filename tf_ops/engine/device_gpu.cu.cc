@@ -378,8 +378,7 @@ class GpuDevice : public Device {
   }
 
  private:
-  // CUDA puts smaller blocks of a process together, and shares them with each other.
-  static constexpr int64_t kGrain = 2 << 20;
+  static constexpr int64_t kGrain = gpu::kSharedNbytes;
   struct Block {
     int64_t nbytes = 0;
     BlockName name;  // where it is shared

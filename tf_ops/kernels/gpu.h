@@ -14,6 +14,9 @@
 
 namespace hvd_ext::gpu {
 
+// CUDA puts smaller blocks of a process together, and shares them with each other (CUDA IPC).
+constexpr int64_t kSharedNbytes = 2 << 20;
+
 template <typename... Parameters, typename... Arguments>
 void Launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t stream, Arguments... arguments) {
   // clang-format off

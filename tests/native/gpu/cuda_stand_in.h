@@ -75,6 +75,12 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void* to, int value, size_t nbytes, cudaStream_t stream);
 
+namespace hvd_ext::gpu {
+
+constexpr int64_t kSharedNbytes = 4096;  // it shares each page by itself
+
+}  // namespace hvd_ext::gpu
+
 namespace hvd_ext::gpu::stand_in {
 
 // Queues a kernel's work; `words` has the pointers among its arguments.
