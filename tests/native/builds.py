@@ -6,6 +6,7 @@ the others keep their objects under build/native-tests, and the next build is sh
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import shutil
@@ -84,7 +85,11 @@ def built(sanitize: str = "") -> Path:
     Returns:
         The folder of the build: programs in tests/.
     """
-    with timing.measured("build", sanitize or "plain"):
+    # files of tests run at the same time, and Ninja does not keep two builds of a folder apart
+    lock = ROOT / "build" / f"native-tests-{sanitize or 'plain'}.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as held, timing.measured("build", sanitize or "plain"):
+        fcntl.flock(held, fcntl.LOCK_EX)
         return _configured_and_compiled(sanitize)
 
 
