@@ -152,7 +152,7 @@ TROUBLES = [
     ("PROGRAM_IS=wrong", 1, "check: failed, times: passed", "exit status 1: wrong: gauss: pick 0 of 9"),
     ("PROGRAM_IS=slow", 1, "check: out of time", "7 of 9 problems were checked, and were right"),
     ("PROGRAM_IS=hanging", 1, "check: out of time, memcheck: passed", "was killed"),
-    ("PROGRAM_IS=unequal", 1, "ranks: passed, check: passed, memcheck: passed", ""),
+    ("PROGRAM_IS=unequal", 1, "ranks: failed, check: passed, memcheck: passed", "the bits of both sums differ"),
     ("PROGRAM_IS=blind", 2, "check: missing", "no GPU was found: nothing was checked"),
     ("SANITIZER_IS=finding", 1, "racecheck: failed, memcheck: passed, synccheck: passed", "found 3 errors or hazards"),
     # a sanitizer that cannot work is not taken for one that found nothing
