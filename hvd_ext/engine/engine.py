@@ -46,7 +46,7 @@ class Engine(PartialChannels):
         self.ranks = tuple(ranks)  # the numbers in the job of the engine's ranks 0, 1, ...
         self.size = len(self.ranks)
         self.channels: dict[int, OpenChannel] = {}  # by lane, for the trace; closed channels too
-        # why this rank takes part in nothing for now, because the others have it behind them; empty if it does
+        # why this rank skips collectives for now, which the other ranks have already completed; empty if it does not
         self.passes_over = ""
 
     def stop(self, together: bool = False) -> bool:
@@ -87,15 +87,15 @@ class Engine(PartialChannels):
             The payloads, by rank; b"" for a rank that has joined.
 
         Raises:
-            InvalidError: a rank has joined, and some rank does not give `agrees`; on all ranks that call it. Or this
-                rank passes over what the others have done.
+            InvalidError: a rank has joined, and some rank does not give `agrees`; on all ranks that call it. Or the
+                other ranks have already completed the exchange (`passes_over`).
             CommunicationError: a peer is gone, or stays away for longer than `stall_fatal_s`.
         """
         self.check_takes_part(name)
         return self._payloads("hvd_ext_exchange", name.encode(), payload, len(payload), int(agrees))
 
     def check_takes_part(self, name: str) -> None:
-        """Raise `InvalidError` if this rank passes over what the others have done: it would wait for them in vain."""
+        """Raise `InvalidError` if the other ranks have already completed this rank's collectives: it would hang."""
         if self.passes_over:
             raise InvalidError(f"{name}: {self.passes_over}")
 

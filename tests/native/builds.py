@@ -88,9 +88,10 @@ def built(sanitize: str = "") -> Path:
     # files of tests run at the same time, and Ninja does not keep two builds of a folder apart
     lock = ROOT / "build" / f"native-tests-{sanitize or 'plain'}.lock"
     lock.parent.mkdir(exist_ok=True)
-    with lock.open("w") as held, timing.measured("build", sanitize or "plain"):
+    with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        return _configured_and_compiled(sanitize)
+        with timing.measured("build", sanitize or "plain"):
+            return _configured_and_compiled(sanitize)
 
 
 def run_tests(sanitize: str = "") -> str:

@@ -87,7 +87,7 @@ class Device {
   Queue* inputs() { return queue(0); }
   Queue* OfSegment(int64_t tag) { return queue(1 + static_cast<int>(tag % (kQueues - 1))); }
 
-  // Whether its queues can select so; and the memory that a selection needs.
+  // Whether TopKErrorFeedback of its queues has a selector, and the bytes of workspace that a selection needs.
   virtual bool Selects(Selector selector) const { return selector == Selector::kExact; }
   virtual int64_t WorkspaceNbytes(const Selection& /*selection*/) { return 0; }
 

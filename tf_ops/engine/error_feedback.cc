@@ -93,7 +93,7 @@ void Feedback::InPieces(const Body& body) const {
   BufferPool messages(nullptr, device_);
   for (int64_t at = 0; at < shard_.elements; at += kPiece) {
     const int64_t count = std::min(kPiece, shard_.elements - at);
-    const Buffer message = messages.Take(kPiece * kNbytes);
+    const Buffer message = messages.Take(count * kNbytes);
     body(at, count, reinterpret_cast<float*>(message.data()));
   }
 }

@@ -11,8 +11,9 @@ from hvd_ext.job import runtime
 from hvd_ext.keras.elastic_fit.progress import Logs, Meeting
 
 _PASSES_OVER = (
-    "this worker came late, and the others wait for it in a later call of fit; in between two calls of fit it can "
-    "exchange nothing, because the others have done that: do it before the first call, or in a callback"
+    "this worker came late, and the others wait for it in a later call of fit; a collective between two calls of fit "
+    "cannot run on it, because the other ranks have already completed it: move it before the first call, or into a "
+    "callback"
 )
 
 

@@ -164,8 +164,8 @@ def flush(optimizer: Any) -> None:
     over stays with the ranks, and only `hvd_ext.callbacks.Checkpoint` saves it; if the next step is skipped because a
     gradient is not finite, everything stays as it was, and the step after it is dense. With sync= the next step waits
     for the gradients of all ranks; one rank that calls it is enough. With local_steps= all ranks call it, and the next
-    step ends with an outer step of all weights, which sends everything. In between two calls of an elastic `fit`, a
-    worker that comes late passes over it, as over the calls that the others have done.
+    step ends with an outer step of all weights, which sends everything. Between two calls of an elastic `fit`, a
+    worker that joins later skips it, as it skips the calls that the other ranks have completed.
 
     Args:
         optimizer: from `hvd_ext.DistributedOptimizer` with a codec (`hvd_ext.TopK` and others), sync= or local_steps=.
