@@ -41,6 +41,8 @@ LIMITS_S |= {"ranks": 20.0}
 CHECKING_S, SANITIZED_S = 50, 15
 # Ranks that share the GPU, the density of what they send, and what they add up: the gradients of ResNet-50.
 SHARING, GRADIENTS, SUMS = ((2, ""), (4, ""), (2, "0.01")), 25_557_032, 20
+# How many arrays the updates of LARS and of LAMB read and write; a copy reads one and writes one.
+LAYERWISE = {"lars": 5, "lamb": 10}
 TOOLS = ("memcheck", "racecheck", "synccheck")
 FOUND = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
 UNSUPPORTED = "Device not supported"
@@ -348,7 +350,7 @@ def saved(path: Path, run_: dict[str, Any], phases: list[Phase], rows: list[dict
         one["output"] = one["output"][-KEPT_CHARACTERS:]
         told.append({"run": 0, **one})
     lists = {"runs": [run_], "phases": told, "rows": [{"run": 0, **row} for row in rows]}
-    parts = ['"benchmark": "top-k, norms and sums on a GPU"']
+    parts = ['"benchmark": "top-k, norms, updates and sums on a GPU"']
     for name, items in lists.items():
         lines = ",\n".join(f"  {json.dumps(item)}" for item in items)
         parts.append(f'"{name}": [\n{lines}\n ]' if items else f'"{name}": []')
@@ -359,7 +361,7 @@ def saved(path: Path, run_: dict[str, Any], phases: list[Phase], rows: list[dict
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Writes the times as three tables of Markdown, of top-k, of norms, and of ranks that share the GPU.
+    """Writes the times as tables of Markdown: of top-k, of norms, of updates, and of ranks that share the GPU.
 
     Args:
         rows: of the phases times, torch and ranks.
@@ -370,7 +372,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     headings = ("phase", "elements", "k", "topk ms", "copy ms", "no-op ms", "torch.topk ms", "x copy", "x torch.topk")
     lines = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
     for row in rows:
-        if "norms_ms" in row or "ranks" in row:
+        if "topk_ms" not in row and "torch_ms" not in row:
             continue
         ours, copy, torch = (row.get(name) for name in ("topk_ms", "copy_ms", "torch_ms"))
         cells = [row["phase"], f"{row['elements']:,}", f"{row['k']:,}"]
@@ -385,6 +387,15 @@ def table(rows: list[dict[str, Any]]) -> str:
             cells = [f"{row['tensors']:,}", f"{row['elements']:,}"]
             cells += [_number(time_ms) for time_ms in (ours, copy, row["noop_ms"], ours / copy if copy else None)]
             lines.append(f"| {' | '.join(cells)} |")
+    headings = ("variables", "elements in all", "of", "ms", "copy ms", "no-op ms", "its passes ms", "x passes")
+    lines += ["", f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
+    for row in rows:
+        for name, passes in LAYERWISE.items():
+            if f"{name}_ms" in row:
+                ours, least = row[f"{name}_ms"], row["copy_ms"] * passes / 2
+                cells = [f"{row['variables']:,}", f"{row['elements']:,}", name.upper(), _number(ours)]
+                cells += [_number(row["copy_ms"]), _number(row["noop_ms"]), _number(least), _number(ours / least)]
+                lines.append(f"| {' | '.join(cells)} |")
     headings = (
         "ranks",
         "density",

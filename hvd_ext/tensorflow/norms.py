@@ -1,7 +1,7 @@
-"""Norms of many tensors and the update of LARS, as ops; and norms that the ranks divide among themselves.
+"""Norms of many tensors as ops, on the host or a GPU; and norms that the ranks divide among themselves.
 
 There is one definition of a norm (tf_ops/kernels/norms.h): sums of squares in float64 within blocks of 65,536 elements,
-and blocks in their order. So a norm has the same bits on any number of threads and ranks, divided or not.
+and blocks in their order. So a norm has the same bits on any number of threads and ranks, divided or not, and on a GPU.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hvd_ext.engine import gpus
 from hvd_ext.errors import NativeLibraryError
 from hvd_ext.job.runtime import Runtime
 from hvd_ext.tensorflow import devices, ops, sharing
 from hvd_ext.tensorflow.collectives import calls, single
-from hvd_ext.tensorflow.gradients import kinds
 
 BLOCK = 65536
 # The length of a sketch. It gives the norm of a longer tensor with a standard deviation of 1 / sqrt(2 SKETCH), 4 %,
@@ -26,24 +26,31 @@ SKETCH = 256
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
-def usable(variables: Sequence[Any]) -> bool:
-    """Say whether the ops can work on variables: there is a library, and neither a GPU nor XLA has to do with them."""
-    return (
-        all(tf.as_dtype(variable.dtype).name in DTYPES and not devices.on_gpu([variable]) for variable in variables)
-        and not ops.under_xla()
-        and _is_there()
-    )
+def device_of(variables: Sequence[Any]) -> str | None:
+    """Find where the ops can work on variables.
+
+    Returns:
+        TensorFlow's name of the host, or of the GPU that has all of the variables. None where there is no library, or
+        none of the kernels for GPUs, where the variables are apart, and under XLA.
+    """
+    if not _is_there() or ops.under_xla() or any(tf.as_dtype(one.dtype).name not in DTYPES for one in variables):
+        return None
+    of_variables = {devices.device_of(variable) for variable in variables}
+    if not any(":GPU:" in device for device in of_variables):
+        return ops.HOST
+    return of_variables.pop() if len(of_variables) == 1 and gpus.LIBRARY.is_file() else None
 
 
-def squares(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+def squares(tensors: Sequence[tf.Tensor], device: str = ops.HOST) -> tf.Tensor:
     """Give the sum of the squares of each tensor, float64."""
     groups = _by_dtype(tensors)
     library = ops.library()
-    squares_of_groups = [library.hvd_ext_squared_norms([tensors[i] for i in group]) for group in groups]
+    with tf.device(device):
+        squares_of_groups = [library.hvd_ext_squared_norms([tensors[i] for i in group]) for group in groups]
     return _in_order(tf.concat(squares_of_groups, 0), groups)
 
 
-def divided_squares(tensors: Sequence[tf.Tensor], job: Runtime, name: str) -> tf.Tensor:
+def divided_squares(tensors: Sequence[tf.Tensor], job: Runtime, name: str, device: str = ops.HOST) -> tf.Tensor:
     """Give `squares`, with the same bits, by blocks divided among the ranks; equal tensors of known shapes."""
     groups = _by_dtype(tensors)
     sizes = tuple(tuple(_elements(tensors[i]) for i in group) for group in groups)
@@ -63,7 +70,8 @@ def divided_squares(tensors: Sequence[tf.Tensor], job: Runtime, name: str) -> tf
                 before += count
             begin += count
         if used:
-            parts_of_rank.append(library.hvd_ext_block_squares(used, tf.constant(blocks, tf.int64)))
+            with tf.device(device):
+                parts_of_rank.append(library.hvd_ext_block_squares(used, tf.constant(blocks, tf.int64)))
     call = calls.Call("pto", job, ops.call_name("pto", name, job), False)
     gathered = single.gathered(call, tf.concat(parts_of_rank, 0), calls.signature("pto", f"blocks {begin}"))
     places = np.argsort(np.array([block for part in parts for block in part], np.int64))
@@ -99,29 +107,6 @@ def sketches(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return ops.library().hvd_ext_sketches(list(tensors), signs, block_signs)
 
 
-def apply_lars(
-    weights: Sequence[Any],
-    velocities: Sequence[Any],
-    gradients: Sequence[tf.Tensor],
-    scales: tf.Tensor,
-    momentum: tf.Tensor,
-    rate: tf.Tensor,
-    decays: Sequence[float],
-    nesterov: bool,
-) -> None:
-    """Update float32 variables by one step of LARS; see the op's text in tf_ops/ops/lars.cc."""
-    ops.library().hvd_ext_apply_lars(
-        [kinds.inner(variable).handle for variable in weights],
-        [kinds.inner(variable).handle for variable in velocities],
-        list(gradients),
-        scales,
-        momentum,
-        rate,
-        decays=[float(decay) for decay in decays],
-        nesterov=nesterov,
-    )
-
-
 @functools.lru_cache(16)
 def _sign_words(rows: int, seed: int) -> np.ndarray:
     """Give signs for rows of SKETCH elements, as tf_ops/kernels/sketch.h reads them: 32 words for each 1,024."""
@@ -133,7 +118,7 @@ def _sign_words(rows: int, seed: int) -> np.ndarray:
 @functools.cache
 def _is_there() -> bool:
     try:
-        return hasattr(ops.library(), "hvd_ext_apply_lars")  # a library of an earlier version does not have it
+        return hasattr(ops.library(), "hvd_ext_lamb_updates")  # a library of an earlier version does not have it
     except NativeLibraryError:
         return False
 

@@ -1,7 +1,8 @@
 """The TensorFlow ops of tf_ops/ops, which are loaded at their first use; their errors, and the names of calls.
 
-They run on the CPU: tensors of a GPU go through host memory, but for channels whose tensors lie on the GPU
-(`Channel.device`). XLA compiles none of them.
+Those that communicate run on the CPU: tensors of a GPU go through host memory, but for channels whose tensors lie on
+the GPU (`Channel.device`). The exact selection, norms, and the updates of LARS and LAMB run on a GPU too, where the
+library of its kernels was built. XLA compiles none of them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,19 @@ _INDEPENDENT = (
     "HvdExt>Alltoall",
 )
 HOST = "CPU:0"
+# These have kernels for GPUs too.
+_ANYWHERE = (
+    "hvd_ext_together",
+    "hvd_ext_submit",
+    "hvd_ext_collect",
+    "hvd_ext_reduce_step",
+    "hvd_ext_top_k",
+    "hvd_ext_squared_norms",
+    "hvd_ext_block_squares",
+    "hvd_ext_apply_lars",
+    "hvd_ext_lamb_updates",
+    "hvd_ext_apply_updates",
+)
 _DECORATION = re.compile(r"^\{\{[^}]*\}\}\s*|\s*\[Op:HvdExt>\w+\].*$", re.DOTALL)
 
 
@@ -52,7 +66,7 @@ def plain(function: Function) -> Function:
 class _OnHost:
     """The functions of a library of ops, which run on the host, but those named `anywhere` on the caller's device."""
 
-    def __init__(self, module: Any, anywhere: Sequence[str] = ()) -> None:
+    def __init__(self, module: Any, anywhere: Sequence[str]) -> None:
         self._module, self._anywhere = module, anywhere
 
     def __getattr__(self, name: str) -> Any:
@@ -93,7 +107,7 @@ def library() -> Any:
         ) from None
     _keep_independent()
     _register_gradients()
-    return _OnHost(module, anywhere=("hvd_ext_together", "hvd_ext_submit", "hvd_ext_collect", "hvd_ext_reduce_step"))
+    return _OnHost(module, _ANYWHERE)
 
 
 def refuse_xla(label: str) -> None:

@@ -18,7 +18,7 @@ RUN_LIMIT_S = 900
 # What may be seen of the engine library: the C ABI, and what the library of the ops calls.
 EXPORTS = (
     *("hvd_ext_", "hvd_ext::Engine::", "hvd_ext::Interrupts::", "hvd_ext::TopK", "hvd_ext::Norm", "hvd_ext::Lars"),
-    *("hvd_ext::SizeOf(", "hvd_ext::NameOf("),
+    *("hvd_ext::Lamb", "hvd_ext::ApplyUpdates", "hvd_ext::SizeOf(", "hvd_ext::NameOf("),
 )
 
 

@@ -59,6 +59,7 @@ HOW: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
         {"compression": hvd.TopK(0.3, momentum_correction=True, until=3)},
     ),
     "LARS with a delay": (lambda: hvd.optimizers.LARS(0.5, 0.9), {"delay": 1}),
+    "LAMB": (lambda: hvd.optimizers.LAMB(0.05, weight_decay=0.01, exclude_from_trust=()), {}),
     TOO_LARGE: (scaled_too_much, {}),
     "a fixed loss scale, in partial rounds": (
         lambda: SGD(0.1, loss_scale_factor=1e6),
@@ -69,6 +70,8 @@ HOW: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 # the functions that XLA compiles, where not both halves
 HALVES = {
     "accumulation": ["divided"],  # the update is Keras' own, in a condition
+    "LARS with a delay": ["divided"],  # the update is an op
+    "LAMB": ["divided"],
     "sparse gradients": ["divided"],  # rows without a fixed number
 }
 

@@ -1,11 +1,10 @@
 // Sums of squares on a GPU. The definition of kernels/norms.h is made for a warp: its 32 lanes are those of the
 // definition, so each block of 65,536 elements belongs to one warp, whose loads are whole lines. The steps are kernels
 // in one stream:
-//   Setup    writes the table of tensors to the workspace; it comes as kernel arguments, since a copy from host memory
-//            would wait, or need pinned memory
-//   Squares  one warp, alone in its CUDA block, for each block of a tensor: tensors of all lengths spread over the
-//            multiprocessors evenly
-//   Add      one thread for each tensor adds the sums of its blocks in their order
+//   WriteTable   (tensors_gpu.h) writes the table of tensors to the workspace
+//   Squares      one warp, alone in its CUDA block, for each block of a tensor: tensors of all lengths spread over the
+//                multiprocessors evenly
+//   Add          one thread for each tensor adds the sums of its blocks in their order
 //
 // A lane's additions wait for each other, 2,048 in a block, which takes about 10 us. Reading is what takes longest as
 // long as there are enough blocks, and if each lane has many loads on their way: it asks for the next kAhead elements
@@ -15,31 +14,18 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/gpu.h"
 #include "kernels/norms.h"
+#include "kernels/tensors_gpu.h"
 
 namespace hvd_ext::gpu {
 namespace {
 
 constexpr int kAhead = 32;
-constexpr int kSetupThreads = 160, kAddThreads = 64;
-
-struct Tensor {
-  const void* data;
-  int64_t elements;
-  int64_t start;  // the blocks of the tensors before it
-};
-// An argument of Setup, and a kernel's arguments are limited to 4 KiB.
-constexpr int kGroup = kSetupThreads;
-struct Group {
-  Tensor tensors[kGroup];
-};
+constexpr int kAddThreads = 64;
 
 struct Memory {
-  const void** data;
-  int64_t *elements, *starts;  // each tensor's first block, then the number of blocks
-  double* sums;                // of blocks
-  int64_t n;
+  Table<HvdExtNormsTensor> tensors;
+  double* sums;  // of blocks
 };
 
 // How the elements of a dtype lie in memory, and their magnitudes, which float64 holds exactly.
@@ -70,16 +56,6 @@ struct BHalf {
   static __device__ double Wide(Word x) { return FloatOfBits(static_cast<uint32_t>(x) << 16); }
 };
 
-__global__ void Setup(Memory memory, Group group, int64_t first, int count, int64_t blocks) {
-  const int i = threadIdx.x;
-  if (i < count) {
-    memory.data[first + i] = group.tensors[i].data;
-    memory.elements[first + i] = group.tensors[i].elements;
-    memory.starts[first + i] = group.tensors[i].start;
-  }
-  if (i == 0 && first == 0) memory.starts[memory.n] = blocks;
-}
-
 // A product and a sum stay two operations: float64 would round otherwise.
 template <typename Format>
 __device__ inline double Plus(double sum, typename Format::Word x) {
@@ -91,11 +67,12 @@ template <typename Format>
 __global__ void __launch_bounds__(kLanes) Squares(Memory memory) {
   using Word = typename Format::Word;
   constexpr int kBatch = kAhead * kLanes;
-  const int64_t tensor = Locate(memory.starts, memory.n, blockIdx.x);
-  const int64_t begin = (blockIdx.x - memory.starts[tensor]) * kNormBlock;
-  const int64_t left = memory.elements[tensor] - begin;
+  const int64_t number = memory.tensors.TensorOf(blockIdx.x);
+  const HvdExtNormsTensor tensor = memory.tensors.rows[number];
+  const int64_t begin = (blockIdx.x - memory.tensors.starts[number]) * kNormBlock;
+  const int64_t left = tensor.elements - begin;
   const int elements = static_cast<int>(left < kNormBlock ? left : kNormBlock);
-  const Word* x = static_cast<const Word*>(memory.data[tensor]) + begin;
+  const Word* x = static_cast<const Word*>(tensor.data) + begin;
   double sum = 0;
   int at = Lane();
   if (elements >= kBatch) {
@@ -123,16 +100,16 @@ __global__ void __launch_bounds__(kLanes) Squares(Memory memory) {
 
 __global__ void __launch_bounds__(kAddThreads) Add(Memory memory, double* squares) {
   const int64_t tensor = int64_t{blockIdx.x} * kAddThreads + threadIdx.x;
-  if (tensor >= memory.n) return;
+  if (tensor >= memory.tensors.n) return;
   double sum = 0;
-  const int64_t end = memory.starts[tensor + 1];
+  const int64_t end = memory.tensors.starts[tensor + 1];
 #pragma unroll 8
-  for (int64_t block = memory.starts[tensor]; block < end; ++block) sum = __dadd_rn(sum, memory.sums[block]);
+  for (int64_t block = memory.tensors.starts[tensor]; block < end; ++block) sum = __dadd_rn(sum, memory.sums[block]);
   squares[tensor] = sum;
 }
 
 // Returns the number of blocks, or HVD_EXT_NORMS_GPU_INVALID where the tensors are refused.
-int64_t BlocksOf(const HvdExtNormsTensor* tensors, int64_t n) {
+int64_t BlocksOfAll(const HvdExtNormsTensor* tensors, int64_t n) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 1;
   if (n < 0 || n > kMost || (n > 0 && tensors == nullptr)) {
     return Fail(HVD_EXT_NORMS_GPU_INVALID, "tensors (%lld): must be 0 to 2^31 - 1, with an array",
@@ -155,12 +132,13 @@ int64_t BlocksOf(const HvdExtNormsTensor* tensors, int64_t n) {
   return blocks;
 }
 
-int64_t WorkspaceNbytes(int64_t n, int64_t blocks) { return RoundedUp((3 * n + 1 + blocks) * 8, 256); }
+int64_t WorkspaceNbytes(int64_t n, int64_t blocks) {
+  return TableNbytes<HvdExtNormsTensor>(n) + RoundedUp(blocks * static_cast<int64_t>(sizeof(double)), 256);
+}
 
 template <typename Format>
 int Run(const HvdExtNormsTensor* tensors, int64_t n, int64_t blocks, double* squares, void* workspace,
         int64_t workspace_nbytes, cudaStream_t stream) {
-  static_assert(sizeof(Group) + sizeof(Memory) + 64 <= 4096, "the limit of a kernel's arguments");
   const int64_t needed = WorkspaceNbytes(n, blocks);
   if (workspace_nbytes < needed || reinterpret_cast<uintptr_t>(workspace) % 256 != 0) {
     return Fail(HVD_EXT_NORMS_GPU_INVALID, "workspace (%lld bytes at %p): must have %lld bytes at a multiple of 256",
@@ -174,21 +152,10 @@ int Run(const HvdExtNormsTensor* tensors, int64_t n, int64_t blocks, double* squ
   }
   if (n == 0) return 0;
   Memory memory;
-  memory.n = n;
-  memory.data = static_cast<const void**>(workspace);
-  memory.elements = static_cast<int64_t*>(workspace) + n;
-  memory.starts = memory.elements + n;
-  memory.sums = static_cast<double*>(workspace) + 3 * n + 1;
-  int64_t start = 0;
-  for (int64_t first = 0; first < n; first += kGroup) {
-    const int count = static_cast<int>(std::min<int64_t>(kGroup, n - first));
-    Group group = {};
-    for (int i = 0; i < count; ++i) {
-      const HvdExtNormsTensor& from = tensors[first + i];
-      group.tensors[i] = {from.data, from.elements, start};
-      start += NormBlocks(from.elements);
-    }
-    HVD_EXT_LAUNCH(Setup, 1, kSetupThreads, stream, memory, group, first, count, blocks);
+  memory.sums = reinterpret_cast<double*>(static_cast<char*>(workspace) + TableNbytes<HvdExtNormsTensor>(n));
+  int64_t counted = 0;
+  if (const int code = Tabulate(tensors, n, kNormBlock, workspace, stream, &memory.tensors, &counted); code != 0) {
+    return code;
   }
   if (blocks > 0) {
     HVD_EXT_LAUNCH(Squares<Format>, blocks, kLanes, stream, memory);
@@ -202,7 +169,7 @@ int Run(const HvdExtNormsTensor* tensors, int64_t n, int64_t blocks, double* squ
 
 int64_t hvd_ext_norms_gpu_workspace(const HvdExtNormsTensor* tensors, int64_t n_tensors) {
   using namespace hvd_ext::gpu;
-  const int64_t blocks = BlocksOf(tensors, n_tensors);
+  const int64_t blocks = BlocksOfAll(tensors, n_tensors);
   return blocks < 0 ? blocks : WorkspaceNbytes(n_tensors, blocks);
 }
 
@@ -210,7 +177,7 @@ int hvd_ext_norms_gpu(int32_t dtype, const HvdExtNormsTensor* tensors, int64_t n
                       void* workspace, int64_t workspace_nbytes, void* stream) {
   using namespace hvd_ext::gpu;
   using hvd_ext::DType;
-  const int64_t blocks = BlocksOf(tensors, n_tensors);
+  const int64_t blocks = BlocksOfAll(tensors, n_tensors);
   if (blocks < 0) return static_cast<int>(blocks);
   const auto run = [&](auto format) {
     return Run<decltype(format)>(tensors, n_tensors, blocks, squares, workspace, workspace_nbytes,

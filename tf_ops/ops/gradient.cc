@@ -18,13 +18,13 @@
 
 #include "engine/device.h"
 #include "engine/engine.h"
+#include "ops/gpu_kernels.h"
 #include "ops/pending.h"
 #include "ops/status.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/platform/stream_executor.h"
 
 namespace hvd_ext {
 namespace {
@@ -247,13 +247,6 @@ class EndStepOp : public ChannelOp<OpKernel> {
     OP_REQUIRES_OK(context, ToTensorFlow(engine->EndStep(channel, context->input(0).scalar<bool>()())));
   }
 };
-
-// The stream of the GPU on which an op runs; null on the CPU.
-void* StreamOf(OpKernelContext* context) {
-  auto* device = context->op_device_context();
-  return device == nullptr || device->stream() == nullptr ? nullptr
-                                                          : device->stream()->platform_specific_handle().stream;
-}
 
 std::vector<Tensor> InputsOf(OpKernelContext* context) {
   std::vector<Tensor> inputs;

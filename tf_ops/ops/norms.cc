@@ -6,6 +6,7 @@
 
 #include "kernels/sketch.h"
 #include "ops/dtype.h"
+#include "ops/gpu_kernels.h"
 #include "ops/kernel_parts.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -114,6 +115,17 @@ std::vector<NormBlock> BlocksOf(const OpInputList& tensors) {
   return blocks;
 }
 
+// Sets squares[i] to the sum of the squares of tensors[i]; both lie in the memory of the op's GPU.
+absl::Status SquaresOnGpu(OpKernelContext* context, const std::vector<HvdExtNormsTensor>& tensors, double* squares) {
+  const int32_t dtype = static_cast<int32_t>(FromTensorFlow(context->input_dtype(0)));
+  const int64_t n = static_cast<int64_t>(tensors.size());
+  return OnGpu(
+      context, [&](const GpuKernels& kernels) { return kernels.norms_workspace(tensors.data(), n); },
+      [&](const GpuKernels& kernels, void* workspace, int64_t nbytes) {
+        return kernels.norms(dtype, tensors.data(), n, squares, workspace, nbytes, StreamOf(context));
+      });
+}
+
 class SquaredNormsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -123,6 +135,12 @@ class SquaredNormsOp : public OpKernel {
     OP_REQUIRES_OK(context, context->input_list("tensors", &tensors));
     Tensor* output = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({tensors.size()}), &output));
+    if (StreamOf(context) != nullptr) {
+      std::vector<HvdExtNormsTensor> all;
+      for (const Tensor& tensor : tensors) all.push_back({tensor.tensor_data().data(), tensor.NumElements()});
+      OP_REQUIRES_OK(context, SquaresOnGpu(context, all, output->vec<double>().data()));
+      return;
+    }
     const std::vector<NormBlock> blocks = BlocksOf(tensors);
     std::vector<double> sums(blocks.size());
     const int64_t n_blocks = static_cast<int64_t>(blocks.size());
@@ -150,6 +168,12 @@ class BlockSquaresOp : public OpKernel {
       OP_REQUIRES(context, block >= 0 && block < static_cast<int64_t>(all.size()),
                   Invalid("blocks (", block, "): must be from 0 and below ", all.size(), ", the number of blocks"));
       blocks.push_back(all[static_cast<size_t>(block)]);
+    }
+    if (StreamOf(context) != nullptr) {  // a tensor of one block has the sum of the block
+      std::vector<HvdExtNormsTensor> tensors_of_blocks;
+      for (const NormBlock& block : blocks) tensors_of_blocks.push_back({block.data, block.elements});
+      OP_REQUIRES_OK(context, SquaresOnGpu(context, tensors_of_blocks, output->vec<double>().data()));
+      return;
     }
     NormSquares(FromTensorFlow(context->input_dtype(0)), blocks.data(), static_cast<int64_t>(blocks.size()),
                 WorkersOf(context), output->vec<double>().data());
@@ -213,6 +237,9 @@ REGISTER_KERNEL_BUILDER(Name("HvdExt>SquaredNorms").Device(tensorflow::DEVICE_CP
 REGISTER_KERNEL_BUILDER(Name("HvdExt>BlockSquares").Device(tensorflow::DEVICE_CPU), BlockSquaresOp);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>AddBlocks").Device(tensorflow::DEVICE_CPU), AddBlocksOp);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Sketches").Device(tensorflow::DEVICE_CPU), SketchesOp);
+REGISTER_KERNEL_BUILDER(Name("HvdExt>SquaredNorms").Device(tensorflow::DEVICE_GPU), SquaredNormsOp);
+REGISTER_KERNEL_BUILDER(Name("HvdExt>BlockSquares").Device(tensorflow::DEVICE_GPU).HostMemory("blocks"),
+                        BlockSquaresOp);
 
 }  // namespace
 }  // namespace hvd_ext

@@ -11,6 +11,7 @@
 
 #include "kernels/denormals.h"
 #include "ops/dtype.h"
+#include "ops/gpu_kernels.h"
 #include "ops/kernel_parts.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -235,6 +236,10 @@ class TopKOp : public SelectionOp {
     const Tensor& x = context->input(0);
     OP_REQUIRES(context, tensorflow::TensorShapeUtils::IsScalar(context->input(3).shape()),
                 Invalid("seed (shape ", context->input(3).shape().DebugString(), "): must be a scalar"));
+    if (StreamOf(context) != nullptr) {
+      OP_REQUIRES_OK(context, OnStream(context, x));
+      return;
+    }
     TopKOptions options = options_;
     options.seed = static_cast<uint64_t>(context->input(3).scalar<int64_t>()());
     const auto select = [&](const std::vector<TopKSegment>& segments, Picks* picks, TopKScratch* scratch) {
@@ -249,6 +254,29 @@ class TopKOp : public SelectionOp {
   }
 
  private:
+  // On a GPU; the counts and all inputs but x are in the host's memory.
+  absl::Status OnStream(OpKernelContext* context, const Tensor& x) {
+    if (options_.selector != Selector::kExact) {
+      return absl::UnimplementedError("on a GPU only the exact selector (0) is implemented");
+    }
+    const auto select = [&](const std::vector<TopKSegment>& segments, Picks* picks, TopKScratch*) {
+      std::vector<HvdExtTopKSegment> all;
+      for (size_t s = 0; s < segments.size(); ++s) {
+        all.push_back({segments[s].begin, segments[s].elements, segments[s].k});
+        picks->Counts()[s] = segments[s].k;
+      }
+      const int64_t n = static_cast<int64_t>(all.size());
+      const int32_t dtype = static_cast<int32_t>(FromTensorFlow(x.dtype()));
+      return OnGpu(
+          context, [&](const GpuKernels& kernels) { return kernels.topk_workspace(dtype, all.data(), n); },
+          [&](const GpuKernels& kernels, void* workspace, int64_t nbytes) {
+            return kernels.topk(dtype, x.tensor_data().data(), all.data(), n, picks->Indices(), picks->wide,
+                                picks->Values(), nullptr, workspace, nbytes, StreamOf(context));
+          });
+    };
+    return Select(context, 1, x.NumElements(), 0, select);
+  }
+
   TopKOptions options_;
 };
 
@@ -326,6 +354,13 @@ class ResourceTopKErrorFeedbackOp : public FeedbackOp {
 };
 
 REGISTER_KERNEL_BUILDER(Name("HvdExt>TopK").Device(tensorflow::DEVICE_CPU), TopKOp);
+REGISTER_KERNEL_BUILDER(Name("HvdExt>TopK")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("k")
+                            .HostMemory("offsets")
+                            .HostMemory("seed")
+                            .HostMemory("counts"),
+                        TopKOp);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>TopKErrorFeedback").Device(tensorflow::DEVICE_CPU), TopKErrorFeedbackOp);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>ResourceTopKErrorFeedback").Device(tensorflow::DEVICE_CPU),
                         ResourceTopKErrorFeedbackOp);

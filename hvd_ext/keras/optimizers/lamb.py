@@ -85,18 +85,47 @@ class LAMB(Layerwise):
 
     def _update(self, gradients: list[Any], variables: list[Any], learning_rate: Any) -> None:
         places, gradients = self._places(variables), self._dense(gradients, variables)
+        decays, device = self._decays(places), self.device_of_update(variables)
         step = ops.cast(self.iterations + 1, "float64")
         # in float64 from the start: 1 - 0.999 of float32 numbers is wrong by 1e-5 of itself
-        betas = tf.constant(self.beta_1, tf.float64), tf.constant(self.beta_2, tf.float64)
-        unbias_m, unbias_v = (1 / (1 - tf.pow(beta, step)) for beta in betas)
-        updates = []
-        for gradient, variable, place, decay in zip(gradients, variables, places, self._decays(places), strict=True):
+        betas = tf.constant([self.beta_1, self.beta_2], tf.float64)
+        unbias = 1 / (1 - tf.pow(betas, step))
+        if device is None:
+            found = self._updates(gradients, variables, places, decays, unbias)
+        else:
+            found = self._updates_in_one_pass(gradients, variables, places, decays, unbias, device)
+        rates = self._trust(places, *self._norms(variables, found)) * tf.cast(learning_rate, tf.float64)
+        if device is None:
+            for index, (update, variable) in enumerate(zip(found, variables, strict=True)):
+                self.assign_sub(variable, ops.cast(rates[index], variable.dtype) * update)
+        else:
+            from hvd_ext.tensorflow import updates
+
+            updates.subtract(variables, found, tf.cast(rates, tf.float32), device)
+
+    def _updates(
+        self, gradients: list[Any], variables: list[Any], places: list[int], decays: Any, unbias: Any
+    ) -> list[Any]:
+        """Update the averages, and give what is subtracted from the weights, in Keras' operations."""
+        found = []
+        for gradient, variable, place, decay in zip(gradients, variables, places, decays, strict=True):
             dtype, m, v = variable.dtype, self._momentums[place], self._velocities[place]
             self.assign_add(m, (gradient - m) * (1 - self.beta_1))
             self.assign_add(v, (ops.square(gradient) - v) * (1 - self.beta_2))
-            root = ops.sqrt(v * ops.cast(unbias_v, dtype)) + self.epsilon
-            update = m * ops.cast(unbias_m, dtype) / root
-            updates.append(update + ops.cast(decay, dtype) * variable if decay else update)
-        rates = self._trust(places, *self._norms(variables, updates)) * tf.cast(learning_rate, tf.float64)
-        for index, (update, variable) in enumerate(zip(updates, variables, strict=True)):
-            self.assign_sub(variable, ops.cast(rates[index], variable.dtype) * update)
+            root = ops.sqrt(v * ops.cast(unbias[1], dtype)) + self.epsilon
+            update = m * ops.cast(unbias[0], dtype) / root
+            found.append(update + ops.cast(decay, dtype) * variable if decay else update)
+        return found
+
+    def _updates_in_one_pass(
+        self, gradients: list[Any], variables: list[Any], places: list[int], decays: Any, unbias: Any, device: str
+    ) -> list[Any]:
+        """Do the same with one op."""
+        from hvd_ext.tensorflow import updates
+
+        averages = [[slots[place] for place in places] for slots in (self._momentums, self._velocities)]
+        betas = self.beta_1, self.beta_2
+        unbias = tf.cast(unbias, tf.float32)
+        return updates.lamb_updates(
+            variables, (averages[0], averages[1]), gradients, unbias, betas, self.epsilon, decays, device
+        )

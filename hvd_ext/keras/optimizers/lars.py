@@ -175,11 +175,12 @@ class LARS(Layerwise):
         self, variables: list[Any], gradients: list[Any], places: list[int], decays: Any, into: Any, out: Any
     ) -> bool:
         """Update all variables with one op, where that is possible."""
-        from hvd_ext.tensorflow import norms
+        from hvd_ext.tensorflow import updates
 
-        if not norms.usable(variables) or any(gradient.dtype != tf.float32 for gradient in gradients):
+        device = self.device_of_update(variables)
+        if device is None:
             return False
-        norms.apply_lars(
+        updates.apply_lars(
             variables,
             [self.momentums[place] for place in places],
             gradients,
@@ -188,5 +189,6 @@ class LARS(Layerwise):
             tf.constant(1.0) if out is None else tf.cast(out, tf.float32),
             decays,
             self.nesterov,
+            device,
         )
         return True

@@ -143,10 +143,11 @@ class Layerwise(keras.optimizers.Optimizer):
         """Give the Euclidean norms of variables, and of a tensor for each of them, float64; sums are in float64 too."""
         from hvd_ext.tensorflow import norms
 
-        if norms.usable(variables):
-            squares = self._squares([*map(tf.convert_to_tensor, variables), *others], variables)
-        else:
+        device = norms.device_of(variables)
+        if device is None:
             squares = _plain_squares([*variables, *others])
+        else:
+            squares = self._squares([*map(tf.convert_to_tensor, variables), *others], variables, device)
         roots = ops.sqrt(squares)
         return roots[: len(variables)], roots[len(variables) :]
 
@@ -154,35 +155,46 @@ class Layerwise(keras.optimizers.Optimizer):
         """Give the norms of variables alone, each rank for itself."""
         from hvd_ext.tensorflow import norms
 
-        if norms.usable(variables):
-            return ops.sqrt(norms.squares([tf.convert_to_tensor(variable) for variable in variables]))
-        return ops.sqrt(_plain_squares(variables))
+        device = norms.device_of(variables)
+        if device is None:
+            return ops.sqrt(_plain_squares(variables))
+        return ops.sqrt(norms.squares([tf.convert_to_tensor(variable) for variable in variables], device))
 
-    def _squares(self, tensors: list[tf.Tensor], variables: Sequence[Any]) -> tf.Tensor:
+    def device_of_update(self, variables: Sequence[Any]) -> str | None:
+        """Find where ops can update variables, outside of XLA; None where Keras' operations do it."""
+        from hvd_ext.tensorflow import norms
+
+        are_float32 = all(tf.as_dtype(variable.dtype) == tf.float32 for variable in variables)
+        return norms.device_of(variables) if are_float32 else None
+
+    def _squares(self, tensors: list[tf.Tensor], variables: Sequence[Any], device: str) -> tf.Tensor:
         """Give the squares of the norms of variables, then of their updates; by the ranks together, if they share."""
         from hvd_ext.job import process_sets
         from hvd_ext.tensorflow import norms, sharing
         from hvd_ext.tensorflow.gradients import kinds
 
+        squares_of = functools.partial(norms.squares, device=device)
         distribution = self._hvd_ext
         step = None if distribution is None else distribution.step
         if distribution is None or step is None or not self.parallel or not distribution.reducer.options.waits_for_all:
-            return norms.squares(tensors)
+            return squares_of(tensors)
+        if self.parallel == "auto" and ":GPU:" in device:
+            return squares_of(tensors)  # a GPU needs less time than an exchange
         reducer = distribution.reducer
         job = process_sets.runtime_of(reducer.options.process_set)
         if job is None or job.engine.size == 1:
-            return norms.squares(tensors)
+            return squares_of(tensors)
         local = reducer.local_keys
         are_local = [kinds.key(variable) in local for variable in variables] * 2
         if all(are_local):
-            return norms.squares(tensors)
+            return squares_of(tensors)
         local_tensors, shared = (
             [tensor for tensor, is_own in zip(tensors, are_local, strict=True) if is_own == which]
             for which in (True, False)
         )
 
-        alone = functools.partial(norms.squares, shared)
-        together = functools.partial(norms.divided_squares, shared, job, f"{step.name}: norms")
+        alone = functools.partial(squares_of, shared)
+        together = functools.partial(norms.divided_squares, shared, job, f"{step.name}: norms", device)
         if self.parallel == "auto":
             distribution.trial = distribution.trial or sharing.Trial()
             worst = functools.partial(sharing.maximum, job, f"{step.name}: times")
@@ -192,7 +204,7 @@ class Layerwise(keras.optimizers.Optimizer):
         if not local_tensors:
             return squares
         places = np.argsort(np.argsort(are_local, kind="stable"), kind="stable")  # those of all ranks come first
-        return tf.gather(tf.concat([squares, norms.squares(local_tensors)], 0), places)
+        return tf.gather(tf.concat([squares, squares_of(local_tensors)], 0), places)
 
     def _trust(self, places: Sequence[int], weights: Any, updates: Any) -> Any:
         """Give the trust ratios weights / updates, float64: within the limits, and 1 where a norm is 0 or excluded."""

@@ -28,6 +28,7 @@ import tensorflow as tf
 
 from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.keras.optimizers import checks, xla
+from hvd_ext.keras.optimizers.layerwise import Layerwise
 from hvd_ext.options import compatibility
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import kinds
@@ -306,9 +307,14 @@ def _reduced_first(optimizer: Any, step: Step) -> tuple[list[Any], Any]:
 
 
 def _update(optimizer: Any, plain: Any, variables: list[Any], reduced: Sequence[Any], scale: Any) -> None:
-    """Apply reduced gradients, multiplied by their scale, by Keras' `apply`; compiled with XLA if the step is."""
+    """Apply reduced gradients, multiplied by their scale, by Keras' `apply`.
+
+    XLA compiles the update if it compiles the step, but not that of LARS and LAMB, which are ops of our own.
+    """
     gradients = [_multiplied(gradient, scale) for gradient in reduced]
-    if optimizer._hvd_ext.compiles_update:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    by_ops = isinstance(inner, Layerwise) and inner.device_of_update(variables) is not None
+    if optimizer._hvd_ext.compiles_update and not by_ops:
         xla.update(lambda tensors: plain(tensors, variables), gradients)
     else:
         plain(gradients, variables)

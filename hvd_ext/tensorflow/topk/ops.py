@@ -5,6 +5,7 @@ Neither needs `hvd_ext.init()`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_ext.compression import selectors
+from hvd_ext.engine import gpus
 from hvd_ext.errors import InvalidError
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.collectives import dtypes
@@ -67,7 +69,7 @@ def mstopk(
     picks, offsets = _parts(tensor, k, segments)
     if chosen.number is None:
         return _by_tensorflow(tensor, picks, offsets, dtype)
-    with ops.translated():
+    with ops.translated(), _where(tensor, chosen):
         values, indices, counts = ops.library().hvd_ext_top_k(
             tensor,
             picks,
@@ -125,6 +127,13 @@ def topk_error_feedback(
         left = dtypes.converted("topk_error_feedback", residual, ("float32",))
         left, values, indices, _ = library.hvd_ext_top_k_error_feedback(left, added, picks, offsets, Tindices=dtype)
     return values, indices, left
+
+
+def _where(x: tf.Tensor, selector: Any) -> contextlib.AbstractContextManager[Any]:
+    """Select on the GPU that has x, or will run what is being traced, if it can; else on the host."""
+    if selector.name == "exact" and gpus.LIBRARY.is_file():
+        return contextlib.nullcontext() if not tf.executing_eagerly() else tf.device(x.device)
+    return tf.device(ops.HOST)
 
 
 def _index_dtype(dtype: Any) -> tf.DType:

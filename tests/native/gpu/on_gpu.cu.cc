@@ -1,6 +1,6 @@
 // On a real GPU: `on_gpu [check | few | times] [SECONDS]`.
 //   check   the cases of the emulated tests and larger ones (the time limit leaves out the last ones, and says so); the
-//           norms come first
+//           norms and the updates of LARS and LAMB come first
 //   few     a few short cases, for compute-sanitizer
 //   times   the times of 20 calls, each between two events, and for comparison those of an empty kernel and of a copy
 //           of x in device memory
@@ -22,7 +22,9 @@
 
 #include "gpu/cases.h"
 #include "gpu/norms_cases.h"
+#include "kernels/layerwise_gpu.h"
 #include "kernels/reduce.h"
+#include "layerwise_cases.h"
 
 namespace {
 
@@ -251,6 +253,88 @@ size_t CheckNorms(bool few) {
   return checked;
 }
 
+struct GpuMemory {
+  std::deque<Buffer> kept;
+  float* Put(const std::vector<float>& floats) {
+    const int64_t nbytes = 4 * static_cast<int64_t>(floats.size());
+    kept.emplace_back(nbytes);
+    MUST(cudaMemcpy(kept.back().data, floats.data(), nbytes, cudaMemcpyHostToDevice));
+    return reinterpret_cast<float*>(kept.back().data);
+  }
+  static std::vector<float> Get(const float* from, size_t count) {
+    std::vector<float> floats(count);
+    MUST(cudaMemcpy(floats.data(), from, 4 * count, cudaMemcpyDeviceToHost));
+    return floats;
+  }
+};
+
+void MustSucceed(int code) {
+  if (code != 0) throw std::runtime_error(hvd_ext_layerwise_gpu_error());
+}
+
+// Runs a step of LARS and one of LAMB on inputs of each kind, and throws at the first wrong number. Returns the number
+// of inputs.
+size_t CheckLayerwise(bool few) {
+  size_t checked = 0;
+  for (bool wild : {false, true}) {
+    for (uint64_t seed = 1; seed <= (few ? 2 : 8); ++seed, ++checked) {
+      std::vector<int64_t> lengths = {0, 1, 255, 256, 257, 4095, 4096, 4097, 9000, 0};
+      for (int64_t t = 0; t < 160; ++t) lengths.push_back(t * t * t % (few ? 300 : 30001));
+      const test::LayerwiseProblem problem = test::MakeLayerwise(lengths, seed, wild);
+      GpuMemory memory;
+      Buffer space(hvd_ext_layerwise_gpu_workspace(static_cast<int64_t>(lengths.size())));
+      const int64_t nbytes = hvd_ext_layerwise_gpu_workspace(static_cast<int64_t>(lengths.size()));
+      const test::LayerwiseAnswer seen = test::RunLayerwise(
+          problem, seed % 3 == 0, &memory,
+          [&](const LarsVariable* all, int64_t n, const LarsStep& step) {
+            MustSucceed(hvd_ext_lars_gpu(all, n, &step, space.data, nbytes, nullptr));
+          },
+          [&](const LambVariable* all, int64_t n, const LambStep& step) {
+            MustSucceed(hvd_ext_lamb_gpu(all, n, &step, space.data, nbytes, nullptr));
+          },
+          [&](const MovedVariable* all, int64_t n, const float* rates) {
+            MustSucceed(hvd_ext_move_gpu(all, n, rates, space.data, nbytes, nullptr));
+          });
+      test::MustBe(seen, test::ExpectedLayerwise(problem));
+    }
+  }
+  return checked;
+}
+
+// A step of LARS, and one of LAMB with its two calls, without the norms; `n` variables of the same length. LARS reads
+// three and writes two arrays, LAMB reads six and writes four.
+void TimeLayerwise(int64_t n, int64_t elements) {
+  const int64_t d = n * elements;
+  Buffer weights(4 * d), momentum(4 * d), velocity(4 * d), gradient(4 * d), update(4 * d), numbers(4 * n);
+  for (const Buffer* buffer : {&momentum, &velocity, &gradient, &update, &numbers}) {
+    MUST(cudaMemset(buffer->data, 0, buffer == &numbers ? 4 * n : 4 * d));
+  }
+  const int64_t nbytes = hvd_ext_layerwise_gpu_workspace(n);
+  Buffer space(nbytes);
+  const auto at = [elements](const Buffer& buffer, int64_t t) {
+    return reinterpret_cast<float*>(buffer.data) + t * elements;
+  };
+  std::vector<LarsVariable> lars;
+  std::vector<LambVariable> lamb;
+  std::vector<MovedVariable> moved;
+  for (int64_t t = 0; t < n; ++t) {
+    float *w = at(weights, t), *m = at(momentum, t), *v = at(velocity, t), *g = at(gradient, t), *u = at(update, t);
+    lars.push_back({w, m, g, w, m, elements, 1e-4f});
+    lamb.push_back({w, g, m, v, m, v, u, elements, 1e-4f});
+    moved.push_back({w, u, w, elements});
+  }
+  const float* zeros = reinterpret_cast<const float*>(numbers.data);
+  const LarsStep lars_step{zeros, zeros, zeros, false};
+  const LambStep lamb_step{0.1f, 0.001f, 1e-7f, zeros};
+  const std::string about = "\"variables\": " + std::to_string(n);
+  PrintTimes(about, weights, d, "lars",
+             [&] { MustSucceed(hvd_ext_lars_gpu(lars.data(), n, &lars_step, space.data, nbytes, nullptr)); });
+  PrintTimes(about, weights, d, "lamb", [&] {
+    MustSucceed(hvd_ext_lamb_gpu(lamb.data(), n, &lamb_step, space.data, nbytes, nullptr));
+    MustSucceed(hvd_ext_move_gpu(moved.data(), n, zeros, space.data, nbytes, nullptr));
+  });
+}
+
 // `n` tensors of the same length in one call; the copy beside it moves twice the bytes that the norms read.
 void TimeNorms(int64_t n, int64_t elements) {
   const int64_t d = n * elements;
@@ -286,8 +370,9 @@ int main(int argc, char** argv) {
     std::printf("{\"device\": \"%s\"}\n", device.name);
     if (what != "times") {
       const std::vector<Making> problems = what == "few" ? FewProblems() : AllProblems();
-      const size_t norms = CheckNorms(what == "few"), checked = Check(problems, limit_s);
-      std::printf("{\"checked\": %zu, \"of\": %zu}\n", norms + checked, norms + problems.size());
+      const size_t others = CheckNorms(what == "few") + CheckLayerwise(what == "few");
+      const size_t checked = Check(problems, limit_s);
+      std::printf("{\"checked\": %zu, \"of\": %zu}\n", others + checked, others + problems.size());
       std::fflush(stdout);
     }
     if (what == "all" || what == "times") {
@@ -297,6 +382,7 @@ int main(int argc, char** argv) {
       // Weights and gradients of ResNet-50 have 322 tensors with 51 million elements; a Transformer's have 220 million.
       for (int64_t elements : {1000, 158000, 700000}) TimeNorms(322, elements);
       TimeNorms(1, 1 << 20);
+      for (int64_t elements : {1000, 158000, 700000}) TimeLayerwise(161, elements);
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "wrong: %s\n", error.what());

@@ -85,7 +85,7 @@ TEST("gpu norms: no tensors, and tensors without elements") {
 }
 
 // Checks that the call fails as invalid and that its message contains `part`.
-void MustRefuse(const char* part, int32_t dtype, std::vector<HvdExtNormsTensor> tensors, int64_t nbytes = 256,
+void MustRefuse(const char* part, int32_t dtype, std::vector<HvdExtNormsTensor> tensors, int64_t nbytes = 512,
                 size_t offset = 0) {
   Guarded workspace(1024, offset);
   double squares[2];
@@ -103,7 +103,7 @@ TEST("gpu norms: wrong arguments are refused in words") {
   MustRefuse("tensors (2): must have fewer than 2^31 blocks", 0, {{x, int64_t{1} << 46}, {x, int64_t{1} << 46}});
   MustRefuse("must begin at a multiple of an element's 8 bytes", 1, {{x + 4, 1}});
   MustRefuse("workspace (255 bytes", 0, {{x, 8}}, 255);
-  MustRefuse("at a multiple of 256", 0, {{x, 8}}, 256, 64);
+  MustRefuse("at a multiple of 256", 0, {{x, 8}}, 512, 64);
   CHECK_EQ(hvd_ext_norms_gpu_workspace(nullptr, 1), HVD_EXT_NORMS_GPU_INVALID);
   CHECK_EQ(hvd_ext_norms_gpu_workspace(nullptr, -1), HVD_EXT_NORMS_GPU_INVALID);
 }

@@ -154,7 +154,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "without":
         monkeypatch.setattr(norms, "_is_there", lambda: False)
     else:
-        assert norms.usable(variables())
+        assert norms.device_of(variables())
 
 
 def float32(value: float) -> float:

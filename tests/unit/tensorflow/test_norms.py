@@ -1,17 +1,21 @@
-"""Norms and the update of LARS as ops, against NumPy; how blocks are divided among ranks."""
+"""Norms and the updates of LARS and LAMB as ops, against NumPy; how blocks are divided among ranks."""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import hvd_ext as hvd
+from hvd_ext.engine import gpus
 from hvd_ext.planning.models.convolutional import resnet50
-from hvd_ext.tensorflow import norms, ops, sharing
+from hvd_ext.tensorflow import norms, ops, sharing, updates
 
 LENGTHS = [0, 1, 31, 32, 33, 1000, 65535, 65536, 65537, 3 * 65536 + 5]
 
@@ -75,7 +79,7 @@ def test_an_update_has_the_bits_of_float32_operations(nesterov: bool, read: bool
     scales, decays = np.linspace(0.1, 1, len(LENGTHS), dtype=np.float32), [0.0, 0.25] * (len(LENGTHS) // 2)
     w, v = [tf.Variable(one) for one in weights], [tf.Variable(one) for one in velocities]
     kept = [one.value() for one in w] if read else []  # what was read before keeps its values
-    norms.apply_lars(w, v, [tf.constant(one) for one in gradients], scales, 0.5, 0.75, decays, nesterov)
+    updates.apply_lars(w, v, [tf.constant(one) for one in gradients], scales, 0.5, 0.75, decays, nesterov, ops.HOST)
     for i in range(len(LENGTHS)):
         update = scales[i] * (gradients[i] + np.float32(decays[i]) * weights[i])
         velocity = np.float32(0.5) * velocities[i] + update
@@ -93,7 +97,8 @@ def test_wrong_inputs_of_the_ops_are_refused() -> None:
 
     def update(velocity: Any, gradient: int = 2, scales: int = 1, decays: int = 1) -> None:
         weights, slots = [tf.Variable([1.0, 2.0])], [tf.Variable(velocity)]
-        norms.apply_lars(weights, slots, [tf.ones([gradient])], [1.0] * scales, 0.5, 1.0, [0.0] * decays, False)
+        gradients = [tf.ones([gradient])]
+        updates.apply_lars(weights, slots, gradients, [1.0] * scales, 0.5, 1.0, [0.0] * decays, False, ops.HOST)
 
     library, zeros = ops.library(), np.zeros(2, np.float32)
     signs = np.zeros([64, 32], np.uint32)
@@ -104,23 +109,97 @@ def test_wrong_inputs_of_the_ops_are_refused() -> None:
     refused(r"scales \(2\): must be one for each variable", update, zeros, scales=2)
     refused(r"velocity 0 \(double, shape \[2\]\): must be float32", update, np.zeros(2))
     refused(r"weights 0 .* must be .* of its gradient's shape, \[3\]", update, zeros, gradient=3)
+    w, g = [tf.Variable([1.0])], [tf.ones([1])]
+    lamb = functools.partial(updates.lamb_updates, w, betas=(0.5, 0.5), epsilon=0.1, decays=[0.0], device=ops.HOST)
+    refused(r"unbias \(1\): must be two numbers", lamb, (w, w), g, [1.0])
+    refused(r"momentum 0 \(float, shape \[2\]\): must", lamb, ([tf.Variable([1.0, 2.0])], w), g, [1.0, 1.0])
+    refused(r"rates \(2\): must be one for each variable", updates.subtract, w, g, [1.0, 1.0], ops.HOST)
 
 
-def test_variables_of_a_gpu_or_under_xla_go_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("read", [False, True])
+def test_lamb_has_the_bits_of_float32_operations(read: bool) -> None:
+    random = np.random.default_rng(6)
+    make = lambda: [random.standard_normal(length).astype(np.float32) for length in LENGTHS]  # noqa: E731
+    weights, momentums, velocities, gradients = make(), make(), [one**2 for one in make()], make()
+    decays = [0.0, 0.25] * (len(LENGTHS) // 2)
+    w, m, v = ([tf.Variable(one) for one in ones] for ones in (weights, momentums, velocities))
+    kept = [one.value() for one in (*w, *m, *v)] if read else []  # what was read before keeps its values
+    g = [tf.constant(one) for one in gradients]
+    unbias, one_less = np.array([1.25, 1.5], np.float32), np.array([0.25, 0.125], np.float32)
+    found = updates.lamb_updates(w, (m, v), g, unbias, (0.75, 0.875), 0.5, decays, ops.HOST)
+    rates = np.linspace(0.1, 1, len(LENGTHS), dtype=np.float32)
+    updates.subtract(w, found, rates, ops.HOST)
+    for i, decay in enumerate(np.array(decays, np.float32)):
+        momentum = momentums[i] + (gradients[i] - momentums[i]) * one_less[0]
+        velocity = velocities[i] + (gradients[i] ** 2 - velocities[i]) * one_less[1]
+        update = momentum * unbias[0] / (np.sqrt(velocity * unbias[1]) + np.float32(0.5))
+        update = update + decay * weights[i] if decay else update
+        np.testing.assert_array_equal(m[i], momentum)
+        np.testing.assert_array_equal(v[i], velocity)
+        np.testing.assert_array_equal(found[i], update)
+        np.testing.assert_array_equal(w[i], weights[i] - rates[i] * update)
+    for one, before in zip(kept, (*weights, *momentums, *velocities), strict=False):
+        np.testing.assert_array_equal(one, before)
+
+
+class OnGpu:
+    """A variable of a GPU, for what only asks where it is."""
+
+    dtype = "float32"
+
+    def __init__(self, number: int) -> None:
+        self.device = f"/job:localhost/replica:0/task:0/device:GPU:{number}"
+
+
+def test_ops_work_where_the_variables_are_and_not_under_xla(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     variable = tf.Variable([1.0])
-    assert norms.usable([variable])
-    assert not norms.usable([tf.Variable([1])])
+    assert norms.device_of([variable]) == ops.HOST
+    assert norms.device_of([tf.Variable([1])]) is None
     seen = []
 
     @tf.function(jit_compile=True)
     def compiled() -> tf.Tensor:
-        seen.append(norms.usable([variable]))
+        seen.append(norms.device_of([variable]))
         return variable + 1
 
     compiled()
-    assert seen == [False]
+    assert seen == [None]
+    monkeypatch.setattr(gpus, "LIBRARY", tmp_path / "libhvd_ext_gpu.so")
+    first, second = OnGpu(0), OnGpu(1)
+    assert norms.device_of([first, first]) is None
+    (tmp_path / "libhvd_ext_gpu.so").touch()
+    assert norms.device_of([first, first]) == first.device
+    assert norms.device_of([first, second]) is None
+    assert norms.device_of([first, variable]) is None
     monkeypatch.setattr(norms, "_is_there", lambda: False)
-    assert not norms.usable([variable])
+    assert norms.device_of([variable]) is None
+
+
+def test_what_has_a_kernel_for_gpus_is_placed_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No TensorFlow with a GPU is here: that graphs ask for it is all that can be seen."""
+    monkeypatch.setattr(gpus, "LIBRARY", tmp_path / "libhvd_ext_gpu.so")
+    weights, slots, gradients = [tf.Variable([1.0])], [tf.Variable([1.0])], [tf.ones([1])]
+    gpu = OnGpu(0).device
+
+    def placed(there: bool) -> dict[str, str]:
+        def step(x: tf.Tensor) -> tf.Tensor:
+            with tf.device(gpu):
+                values, _ = hvd.mstopk(x, 1)
+                others, _ = hvd.mstopk(x, 1, mode="random")
+            found = updates.lamb_updates(weights, (slots, slots), gradients, [1.0, 1.0], (0.5, 0.5), 0.1, [0.0], gpu)
+            updates.subtract(weights, found, [1.0], gpu)
+            updates.apply_lars(weights, slots, gradients, [1.0], 0.5, 1.0, [0.0], False, gpu)
+            return norms.squares([x], gpu) + tf.cast(tf.reduce_sum(values) + tf.reduce_sum(others), tf.float64)
+
+        if there:
+            gpus.LIBRARY.touch()
+        graph = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([5])).graph
+        return {op.name: op.device for op in graph.get_operations() if op.type.startswith("HvdExt>")}
+
+    without, with_library = placed(False), placed(True)
+    assert [name for name in without if not without[name].endswith("GPU:0")] == ["HvdExt>TopK", "HvdExt>TopK_1"]
+    assert [name for name in with_library if not with_library[name].endswith("GPU:0")] == ["HvdExt>TopK_1"]
+    assert len(with_library) == 6
 
 
 @pytest.mark.parametrize("length", [0, 1, 256, 257, 65535, 65536, 65537, 3 * 65536 + 5])

@@ -1,12 +1,10 @@
-// Norms, sketches and the update of LARS against their definitions, bit for bit, for all instruction sets and numbers
-// of threads.
+// Norms and sketches against their definitions, bit for bit, for all instruction sets and numbers of threads.
 #include <cmath>
 #include <cstring>
 
 #include "harness.h"
 #include "kernels/denormals.h"
 #include "kernels/half.h"
-#include "kernels/lars.h"
 #include "kernels/norms.h"
 #include "kernels/sketch.h"
 #include "parallel.h"
@@ -132,48 +130,6 @@ TEST("sketches: the bits of their definition, on every path, on threads in any o
       const int64_t n = static_cast<int64_t>(tensors.size());
       NormSketches(tensors.data(), n, signs.data(), block_signs.data(), parallel_for, seen.data());
       CHECK(seen == expected);
-    }
-  }
-}
-
-TEST("lars: every path does what the definition says, in place and into other memory") {
-  const int64_t lengths[] = {0, 1, 100, kNormBlock + 5};
-  for (topk::Path path : Paths()) {
-    const With with(path);
-    for (int kind = 0; kind < 8; ++kind) {
-      const bool in_place = kind & 1, threads = kind & 2;
-      const LarsStep step{0.9f, kind & 4 ? 0.25f : 1.0f, (kind & 4) != 0};
-      std::vector<std::vector<float>> weights, velocities, gradients, next_weights, next_velocities;
-      for (int64_t length : lengths) {
-        weights.push_back(Floats(length, 1));
-        velocities.push_back(Floats(length, 2));
-        gradients.push_back(Floats(length, 3));
-        next_weights.emplace_back(static_cast<size_t>(length), 7.0f);
-        next_velocities.emplace_back(static_cast<size_t>(length), 7.0f);
-      }
-      auto before = weights, before_velocities = velocities;
-      std::vector<LarsVariable> variables;
-      for (size_t i = 0; i < weights.size(); ++i) {
-        variables.push_back({weights[i].data(), velocities[i].data(), gradients[i].data(),
-                             in_place ? weights[i].data() : next_weights[i].data(),
-                             in_place ? velocities[i].data() : next_velocities[i].data(), lengths[i],
-                             0.01f * static_cast<float>(i + 1), i % 2 ? 0.001f : 0.0f});
-      }
-      LarsUpdate(variables.data(), 4, step, threads ? Threads(4) : ParallelFor());
-      for (size_t i = 0; i < weights.size(); ++i) {
-        for (size_t j = 0; j < before[i].size(); ++j) {
-          const float decayed = variables[i].decay * before[i][j];
-          const float inner = variables[i].decay != 0 ? gradients[i][j] + decayed : gradients[i][j];
-          const float update = variables[i].scale * inner;
-          const float kept = step.momentum * before_velocities[i][j];
-          const float moved = kept + update;
-          const float ahead = step.momentum * moved;
-          const float taken = step.nesterov ? ahead + update : moved;
-          const float part = step.rate * taken;
-          CHECK_EQ(variables[i].next_velocity[j], moved);
-          CHECK_EQ(variables[i].next_weights[j], before[i][j] - part);
-        }
-      }
     }
   }
 }
