@@ -10,6 +10,7 @@ nothing could be checked because nvcc or a GPU is missing.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -21,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -30,13 +32,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 BUILT = ROOT / "build" / "gpu_benchmark"
 LIBRARY, PROGRAM, RANKS = BUILT / "libhvd_ext_gpu.so", BUILT / "on_gpu", BUILT / "ranks_on_gpu"
+LIBRARIES = ROOT / "hvd_ext" / "lib"
+BUILT_FILES = ("libhvd_ext_ops.so", "libhvd_ext_gpu.so")
 INSTALLED = Path("/usr/local")  # where CUDA's installer puts it
 NO_GPU = 2  # the exit status of on_gpu and of compare_torch.py where something they need is missing
 TOTAL_S = 470.0
 KEPT_CHARACTERS = 3000
-# What a phase may take; their sum is below TOTAL_S. A kernel that hangs ends at its phase's limit.
-LIMITS_S = {"nvidia-smi": 10.0, "build": 150.0, "check": 60.0, "times": 20.0, "torch": 75.0, "sanitizer": 30.0}
-LIMITS_S |= {"ranks": 20.0}
+# What a phase may take; their sum without the last is below TOTAL_S. A kernel that hangs ends at its phase's limit.
+LIMITS_S = {"nvidia-smi": 10.0, "build": 110.0, "check": 60.0, "times": 20.0, "torch": 50.0, "sanitizer": 30.0}
+LIMITS_S |= {"ranks": 20.0, "ops": 20.0, "job": 45.0}
+# The last phase has what is left, of which the first step with each size of pictures takes most.
+LAST = "training"
+LIMITS_S[LAST] = 400.0
 # The program stops itself earlier, and then says how far it came: starting CUDA takes seconds too.
 CHECKING_S, SANITIZED_S = 50, 15
 # Ranks that share the GPU, the density of what they send, and what they add up: the gradients of ResNet-50.
@@ -92,6 +99,7 @@ def run(phase: str, command: list[str], limit_s: float) -> Phase:
     try:
         process = subprocess.Popen(
             command,
+            cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -277,7 +285,7 @@ def timed(phase: str, command: list[str], clock: Clock) -> tuple[Phase, list[dic
     """Runs a program that prints a line of JSON for each row.
 
     Args:
-        phase: "times", "torch" or "ranks".
+        phase: "times", "torch", "ranks" or the last one.
         command: of the program.
         clock: the time that is left.
 
@@ -295,6 +303,39 @@ def timed(phase: str, command: list[str], clock: Clock) -> tuple[Phase, list[dic
     if done.status in (PASSED, LATE):
         done.output = ""
     return done, rows
+
+
+def with_tensorflow(clock: Clock) -> Iterator[tuple[Phase, list[dict[str, Any]]]]:
+    """Runs what needs a Python with TensorFlow and the built package: ops, a job of two ranks, and training steps.
+
+    Args:
+        clock: the time that is left.
+
+    Yields:
+        The phases, each with its rows.
+    """
+    absent = [name for name in ("tensorflow", "keras") if importlib.util.find_spec(name) is None]
+    absent += [name for name in BUILT_FILES if not (LIBRARIES / name).is_file()]
+    ops = Phase("ops", MISSING, why=f"not there: {', '.join(absent)}")
+    if not absent:
+        ops = run("ops", [sys.executable, "-m", "tests.native.gpu.ops"], clock.limit("ops"))
+        ops.more = _counts(ops.output)
+        if ops.exit_status == NO_GPU:
+            ops.status, ops.why = MISSING, _last_line(ops.output)
+    yield ops, []
+    if ops.status == MISSING:
+        yield Phase("job", MISSING, why=ops.why), []
+        yield Phase(LAST, MISSING, why=ops.why), []
+        return
+    mpirun = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if mpirun is None:
+        yield Phase("job", MISSING, why="mpirun was not found"), []
+    else:
+        # ranks of one GPU, of whose memory TensorFlow would take all
+        settings = ["-x", "CUDA_VISIBLE_DEVICES=0", "-x", "TF_FORCE_GPU_ALLOW_GROWTH=true", "--oversubscribe"]
+        command = [mpirun, "-np", "2", *settings, sys.executable, "-m", "tests.native.gpu.job"]
+        yield run("job", [*command, str(LIBRARIES / BUILT_FILES[-1])], clock.limit("job")), []
+    yield timed(LAST, [sys.executable, str(ROOT / "benchmarks" / "gpu_training.py")], clock)
 
 
 def _counts(output: str) -> dict[str, Any]:
@@ -361,7 +402,7 @@ def saved(path: Path, run_: dict[str, Any], phases: list[Phase], rows: list[dict
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Writes the times as tables of Markdown: of top-k, of norms, of updates, and of ranks that share the GPU.
+    """Writes the times as tables of Markdown: of top-k, norms, updates, ranks that share the GPU, and training steps.
 
     Args:
         rows: of the phases times, torch and ranks.
@@ -419,6 +460,13 @@ def table(rows: list[dict[str, Any]]) -> str:
             passes = copy * (ranks * (1 + 5.5 / 2) if density else ranks + 2.5 * (ranks - 1))
             cells = [str(ranks), f"{density:g}" if density else "-", f"{row['elements']:,}", _number(on_gpu)]
             cells += [_number(on_host), _number(on_host / on_gpu), _number(passes), _number(on_gpu / passes)]
+            lines.append(f"| {' | '.join(cells)} |")
+    headings = ("pixels", "pictures a step", "plain Keras ms", "hvd_ext ms", "its update ms", "of its speed")
+    lines += ["", f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
+    for row in rows:
+        if "ours_step_ms" in row:
+            cells = [str(row["pixels"]), str(row["batch"]), _number(row["plain_step_ms"])]
+            cells += [_number(row["ours_step_ms"]), _number(row["update_step_ms"]), f"{row['speed']:.2f}"]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -479,6 +527,8 @@ def measured(path: Path, clock: Clock) -> int:
                 tell(Phase("ranks", MISSING, why="what it runs was not built"))
         for name in TOOLS:
             tell(sanitized(name, clock))
+    for phase, more in with_tensorflow(clock):
+        tell(phase, more)
     if rows:
         print(f"\n{table(rows)}")
     print(f"\nresult: {path}")

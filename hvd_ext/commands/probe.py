@@ -146,6 +146,7 @@ def table_of(job: Runtime) -> Table:
     for node in (node for nodes in reversed(tree.levels()) for node in nodes if len(node.children) > 1):
         among = f" of {node.name}" if node is not tree.root else ""
         name = f"in {node.name}" if node.height == 1 else f"between {'racks' if node.height > 2 else 'hosts'}{among}"
+        name += f" ({node.medium})" if node.medium else ""
         add(name, node.link.beta_s_per_byte, node.link.alpha_s, " latency")
         for child in node.children:
             if child.port is not None:

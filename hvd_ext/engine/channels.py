@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -271,6 +272,32 @@ class Channels:
             _call("hvd_ext_channel_reduce", *arguments)
 
         return step
+
+    @contextlib.contextmanager
+    def prepared_on_device(self, channel: int, sizes: Sequence[int]) -> Iterator[Callable[[], None]]:
+        """Make ready a whole step of a channel with `on_device` on arrays of zeros in the memory of the engine's GPU.
+
+        Args:
+            sizes: the bytes of each tensor.
+
+        Yields:
+            A function as `prepare` gives it.
+        """
+        arrays: list[ctypes.c_void_p] = []
+        try:
+            for nbytes in (*sizes, *sizes):
+                arrays.append(ctypes.c_void_p())
+                _call("hvd_ext_device_allocate", self.generation, nbytes, ctypes.byref(arrays[-1]))
+            inputs, outputs = (
+                (ctypes.c_void_p * len(sizes))(*[array.value for array in half])
+                for half in (arrays[: len(sizes)], arrays[len(sizes) :])
+            )
+            arguments = channel, len(sizes), inputs, outputs, native.int64s(sizes)
+            yield lambda: _call("hvd_ext_channel_reduce_on_device", *arguments)
+        finally:
+            for array in arrays:
+                if array.value:
+                    _call("hvd_ext_device_free", self.generation, array)
 
     def collect(self, channel: int, step: int, outputs: Arrays) -> None:
         """Wait for the results of a step, and take them; each is taken once.

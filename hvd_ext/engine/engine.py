@@ -18,6 +18,7 @@ from hvd_ext.engine.native import call as _call
 from hvd_ext.engine.partial import PartialChannels
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import Options
+from hvd_ext.topology.tree import MEDIA
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -140,6 +141,15 @@ class Engine(PartialChannels):
     def inter_host_transport(self) -> str:
         """What carries data between hosts: "TCP", "MPI", or "threads" in a job of one rank without MPI."""
         return str(native.load().hvd_ext_between(self.generation).decode())
+
+    def media(self) -> list[str]:
+        """Give for each rank what joins its GPU and this rank's, of `topology.tree.MEDIA`; "" for other hosts.
+
+        It is "" for all ranks, too, if buckets lie on the host.
+        """
+        numbers = (ctypes.c_int32 * self.size)()
+        _call("hvd_ext_media", self.generation, self.size, numbers)
+        return [("", *MEDIA)[number] for number in numbers]
 
     def statistics(self) -> Statistics:
         """Return the engine's counters."""

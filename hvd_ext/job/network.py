@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job import consensus, cores, log, membership, probe_cache
 from hvd_ext.options import is_file
-from hvd_ext.topology import read, write
+from hvd_ext.topology import media, read, write
 from hvd_ext.topology.fit import Curve, rounded
-from hvd_ext.topology.tree import Link, Tree, from_hosts, with_cores
+from hvd_ext.topology.tree import HOST_MEMORY, MEDIA, Link, Tree, with_cores
 
 if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
@@ -53,9 +53,12 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
     """
     session = membership.session()
     is_later = session is not None and session.world > 0  # whose links an earlier world may have known
+    rows = _media(engine, options)
+    between = None if rows is None else lambda one, other: rows[one][other] or HOST_MEMORY
+    assumed = media.assumed(hosts, between)
     if not wanted(options, engine.size) and not (is_later and engine.size > 1):
-        return Network(from_hosts(hosts))
-    key = probe_cache.key_of(hosts, options, engine.inter_host_transport)
+        return Network(assumed)
+    key = probe_cache.key_of(hosts, options, engine.inter_host_transport, rows)
 
     def known() -> dict[str, Any]:
         # Only rank 0 looks for a file, because hosts may have different ones.
@@ -71,9 +74,9 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
     answers = consensus.exchange(engine, "network", known)
     cores_of = cores.of_hosts(hosts, [answer["cores"] for answer in answers])
     if answers[0]["kept"] is None and not wanted(options, engine.size):
-        return Network(from_hosts(hosts))
+        return Network(assumed)
     if answers[0]["kept"] is None:
-        links = _measured(engine, hosts, options, key, cores_of)
+        links = _measured(engine, assumed, options, key, cores_of)
     else:
         text, origin = answers[0]["kept"]
         tree = read.parse(text, "of the cache", engine.size)
@@ -108,15 +111,22 @@ def _seen_before(hosts: Sequence[str]) -> Tree | None:
     return None
 
 
+def _media(engine: Engine, options: Options) -> list[list[str]] | None:
+    """Give what joins the GPUs of any two ranks; None if buckets lie on the host."""
+    if not options.gpu_buckets or engine.size == 1:
+        return None
+    return consensus.exchange(engine, "media", engine.media)
+
+
 def _measured(
-    engine: Engine, hosts: Sequence[str], options: Options, key: dict[str, Any], cores_of: dict[str, float]
+    engine: Engine, assumed: Tree, options: Options, key: dict[str, Any], cores_of: dict[str, float]
 ) -> Network:
     from hvd_ext.job import probe
 
     error = ""
     probed: probe.Measured | None = None
     try:
-        probed = probe.measure(engine, hosts, options, cores_of)
+        probed = probe.measure(engine, assumed, options, cores_of)
     except HvdExtError as failed:
         error = str(failed) or type(failed).__name__
     except (OSError, ValueError, ArithmeticError, MemoryError) as failed:
@@ -142,7 +152,7 @@ def _measured(
                 rank,
                 words,
             )
-        return Network(from_hosts(hosts))
+        return Network(assumed)
     tree = read.parse(answers[0]["text"], "of rank 0", engine.size)
     if engine.rank == 0 and answers[0]["doubt"]:
         log.logger.warning(
@@ -157,7 +167,10 @@ def _measured(
 
 
 def describe(tree: Tree) -> str:
-    """Describe a cluster's links, as in "between hosts 95.6 Mbit/s and 41 us, in hosts 16.3 Gbit/s and 1.2 us"."""
+    """Describe a cluster's links, as in "between hosts 95.6 Mbit/s and 41 us, in hosts 16.3 Gbit/s and 1.2 us".
+
+    Of GPUs it names the medium, as in "in hosts (NVLink) 1.2 Tbit/s and 10 us".
+    """
     branches = [node for nodes in reversed(tree.levels()) for node in nodes]
     parts = []
     for above, kind in ((2, "between racks"), (1, "between hosts")):
@@ -174,9 +187,13 @@ def describe(tree: Tree) -> str:
     racks = [f"{len(node.children)}" for node in branches if node.height == 2 and node is not tree.root]
     if racks:
         parts[0] += f" (racks of {' + '.join(racks)} hosts)"
-    inside = [node.link for node in branches if node.height == 1 and len(node.children) > 1]
-    if inside:
-        parts.append(f"in hosts {words(max(inside, key=lambda link: link.beta_s_per_byte))}")
+    for medium in reversed(("", *MEDIA)):
+        inside = [
+            node.link for node in branches if node.height == 1 and len(node.children) > 1 and node.medium == medium
+        ]
+        if inside:
+            through = f" ({medium})" if medium else ""
+            parts.append(f"in hosts{through} {words(max(inside, key=lambda link: link.beta_s_per_byte))}")
     return ", ".join(parts)
 
 

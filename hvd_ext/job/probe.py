@@ -1,12 +1,15 @@
 """The network probe: latencies, rates and costs of a job's links, measured by its ranks with the payload's own path.
 
 The probe runs small plans (planning/patterns.py) on an engine of its own, in the form in which buckets travel: channels
-over NumPy arrays, in segments, over shared memory and whatever the job has between its hosts. All ranks of all hosts
-take part in every measurement, because a host's ranks share its processors and its network card.
+over arrays in host memory, or on GPUs if buckets lie there, in segments, over shared memory and whatever the job has
+between its hosts. So the links between hosts have the copies between GPU and host in them. All ranks of all hosts take
+part in every measurement, because a host's ranks share its processors and its network card.
 
     nothing            an empty plan                         what a rank needs to hand a buffer over and to get it back
     rings in hosts     many rounds of 4 bytes                the latency of a message, the processor's time for it
                        buffers that are sent, and added      the rate in hosts, and the cost of an addition
+    groups of GPUs     the same as in hosts, in groups       the rates in groups
+                       exchanges between two groups          the rate of each group's port to the others of its host
     selections         a plan that selects, all ranks        the cost of a selection
     pairs of hosts     many rounds of 4 bytes                the same as in hosts
                        buffers each way                      the rate of each host's own port
@@ -26,8 +29,9 @@ short, and above `MOST_HOSTS` hosts, racks are not found.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -64,6 +68,10 @@ CACHED = 3  # of the sizes, for one line through all; other sizes have factors
 MOST_TIMES = 4.0  # a factor beyond it is a disturbance
 HOST_SEGMENT_NBYTES = 512 << 10  # of each rank's messages, as grain.py has it for one host
 SELECTED_NBYTES = 8 << 20  # so many that what a selection takes beside its bytes is little
+SELECTED_ON_GPU_NBYTES = 32 << 20
+# Buffers on GPUs: a kernel takes as long as a few hundred kilobytes. Between groups of GPUs, each way.
+GPU_SIZES = (1 << 20, 4 << 20, 16 << 20, 64 << 20)
+JOIN_SIZES = (1 << 20, 8 << 20)
 DENSITY = 0.01
 # Between hosts: the first look, and the time that the meetings of all rounds may take together.
 LOOK_NBYTES = 64 << 10
@@ -104,11 +112,13 @@ class Stand:
 
     Args:
         sharing: by how many ranks a core of this rank's host is shared.
+        on_gpu: whether buckets lie on GPUs, and arrays with them.
         times: this rank's samples by the name of the series.
     """
 
     engine: engines.Engine
     sharing: float = 1.0
+    on_gpu: bool = False
     times: Times = field(default_factory=dict)
 
     def time(
@@ -140,40 +150,52 @@ class Stand:
             handles.append(self.engine.add_plan(lower.rows_of(logical, self.engine.rank), logical.units))
             return handles[-1]
 
-        channel = self.engine.open_channel("probe", Layout((tensor,), (bucket,)), handle_of)
-        buffer = np.ones(tensor.elements, np.float32)
-        reduce = self.engine.prepare(channel, [buffer], [np.empty_like(buffer)])
+        channel = self.engine.open_channel("probe", Layout((tensor,), (bucket,)), handle_of, on_device=self.on_gpu)
+        with self._prepared(channel, tensor) as reduce:
 
-        def step() -> None:
-            if dense is not None:
-                self.engine.begin_topk_step(channel, DENSITY)
-            reduce()
-            if dense is not None:
-                self.engine.end_step(channel, True)
+            def step() -> None:
+                if dense is not None:
+                    self.engine.begin_topk_step(channel, DENSITY)
+                reduce()
+                if dense is not None:
+                    self.engine.end_step(channel, True)
 
-        self.engine.exchange("probe", b"")
-        step()
-        series = []
-        for _ in range(samples):
-            if together:
-                self.engine.exchange("probe", b"")
-            begin = clock()
-            for _ in range(steps):
-                step()
-            series.append((clock() - begin) / steps)
-        step()  # no rank leaves while another one still measures
-        self.engine.close_channel(channel)
+            self.engine.exchange("probe", b"")
+            step()
+            series = []
+            for _ in range(samples):
+                if together:
+                    self.engine.exchange("probe", b"")
+                begin = clock()
+                for _ in range(steps):
+                    step()
+                series.append((clock() - begin) / steps)
+            step()  # no rank leaves while another one still measures
+            self.engine.close_channel(channel)
         for handle in handles:
             self.engine.remove_plan(handle)
         self.times.setdefault(name, []).append(series)
+
+    @contextlib.contextmanager
+    def _prepared(self, channel: int, tensor: Tensor) -> Iterator[Callable[[], None]]:
+        if self.on_gpu:
+            with self.engine.prepared_on_device(channel, [4 * tensor.elements]) as reduce:
+                yield reduce
+        else:
+            buffer = np.ones(tensor.elements, np.float32)
+            yield self.engine.prepare(channel, [buffer], [np.empty_like(buffer)])
 
     def work_clock(self) -> float:
         """A clock for work in which ranks do not wait for each other.
 
         Where they share cores, some of them begin and end late, by more than short work takes. So it is the clock of
-        the processor, and as many times as fast as there are ranks that share a core.
+        the processor, and as many times as fast as there are ranks that share a core. A GPU works beside it.
         """
-        return time.process_time() * self.sharing if self.sharing > 1 else time.perf_counter()
+        return time.process_time() * self.sharing if self.sharing > 1 and not self.on_gpu else time.perf_counter()
+
+    def selection_clock(self) -> float:
+        """A clock for a selection, whose time prices multiply by `sharing`."""
+        return time.perf_counter() / self.sharing if self.on_gpu else time.process_time()
 
     def gathered(self) -> list[Times]:
         """Give what each rank has measured, the same on all ranks; new series may follow."""
@@ -196,11 +218,11 @@ def _of(seen: Sequence[Times], name: str, kind: Callable[[list[float]], float] =
     return min(map(min if name.endswith((SMALL, "selection")) else kind, slowest))
 
 
-def measure(job: engines.Engine, hosts: Sequence[str], options: Options, cores: Mapping[str, float]) -> Measured:
+def measure(job: engines.Engine, assumed: Tree, options: Options, cores: Mapping[str, float]) -> Measured:
     """Measure a job's links; all ranks call it and get the same answer or `HvdExtError`. The job's engine stays.
 
     Args:
-        hosts: the name of each rank's host.
+        assumed: the hosts, with the groups of their GPUs; its links do not count.
         cores: the processor cores of each host.
     """
     begin = time.perf_counter()
@@ -209,56 +231,58 @@ def measure(job: engines.Engine, hosts: Sequence[str], options: Options, cores: 
     engine = engines.start_set(job, range(job.size), 0, options)
     complete = False
     try:
-        names: dict[str, list[int]] = {}
-        for rank, host in enumerate(hosts):
-            names.setdefault(host, []).append(rank)
-        host = hosts[job.rank]
-        stand = Stand(engine, max(len(names[host]) / cores[host], 1.0))
-        links = _measured(stand, tuple(names), tuple(map(tuple, names.values())))
+        hosts = assumed.host_nodes
+        (host,) = (node for node in hosts if job.rank in node.ranks)
+        stand = Stand(engine, max(len(host.ranks) / cores[host.name], 1.0), options.gpu_buckets)
+        links = _measured(stand, hosts)
         complete = True
     finally:
         engine.stop(together=complete)
     return Measured(*links, time.perf_counter() - begin)
 
 
-def _measured(
-    stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...]]
-) -> tuple[Tree, tuple[Curve, ...], str]:
+def _measured(stand: Stand, skeletons: Sequence[Node]) -> tuple[Tree, tuple[Curve, ...], str]:
+    names, hosts = [node.name for node in skeletons], [node.ranks for node in skeletons]
+    rings, joins = _parts(skeletons)
     meetings = patterns.pairs_of(len(hosts), MOST_MEETINGS) if len(hosts) > 1 else []
     size = None
     for _ in range(ATTEMPTS):
-        _time_hosts(stand, hosts)
+        _time_hosts(stand, hosts, [ring.ranks for ring in rings])
+        _time_joins(stand, joins)
         if meetings:
             _look_between(stand, hosts, meetings[0])
             size = size or _Size(*stand.agreed(_size_of(_of(stand.gathered(), "look"), len(meetings))))
             _time_meetings(stand, hosts, meetings, size)
     seen = stand.gathered()
-    sizes = host_sizes(hosts)
+    sizes = host_sizes(hosts, on_gpu=stand.on_gpu)
     handed = [(nbytes, _of(seen, f"nothing {nbytes}")) for nbytes in (TINY_NBYTES, *sizes)]
-    most = max(len(ranks) for ranks in hosts)
+    most = max(len(ring.ranks) for ring in rings)
     # Of the smallest size most of the time is latency.
     beta = middle(slopes([handed[0], *(handed[2 : 1 + CACHED] or handed[1:2])]))
     handover = Link(_of(seen, f"nothing {SMALL}"), beta)
-    inside = [_inside([seen[rank] for rank in ranks], sizes[:CACHED], len(ranks), most, handover) for ranks in hosts]
-    timed = [host for host in inside if host is not None]
-    alpha_s = float(np.median([host.link.alpha_s for host in timed])) if timed else 0.0
-    shared = iter(Link(alpha_s, beta) for beta in levelled([host.link.beta_s_per_byte for host in timed]))
-    links = [SHARED_MEMORY if host is None else next(shared) for host in inside]
-    gamma = float(np.median([host.gamma_s_per_byte for host in timed] or [0.0]))
-    message_s = float(np.median([host.message_s for host in timed] or [0.0]))
-    curves = []
+    timed = {
+        ring: found
+        for ring in rings
+        if (found := _inside([seen[rank] for rank in ring.ranks], sizes[:CACHED], len(ring.ranks), most, handover))
+    }
+    alphas_s = {
+        medium: float(np.median([found.link.alpha_s for ring, found in timed.items() if ring.medium == medium]))
+        for medium in {ring.medium for ring in timed}
+    }
+    betas = levelled([found.link.beta_s_per_byte for found in timed.values()])
+    links = {ring.ranks: Link(alphas_s[ring.medium], beta) for ring, beta in zip(timed, betas, strict=True)}
+    joined, curves = _joined(seen, joins, handover)
+    nodes = [_with_links(node, links | joined) for node in skeletons]
+    gamma = float(np.median([found.gamma_s_per_byte for found in timed.values()] or [0.0]))
+    message_s = float(np.median([found.message_s for found in timed.values()] or [0.0]))
     if timed:
-        slowest = max(timed, key=lambda host: host.link.beta_s_per_byte)
-        curves.append(Curve("in hosts", slowest.points, slowest.link))
+        slowest = max(timed.values(), key=lambda found: found.link.beta_s_per_byte)
+        curves.insert(0, Curve("in hosts", slowest.points, slowest.link))
     selected_s = _of(seen, "selection") - _of(seen, "no selection")
-    selection = max(selected_s, 0.0) / SELECTED_NBYTES or None
-    nodes = [
-        Node(name, link, tuple(leaf(rank) for rank in ranks))
-        for name, link, ranks in zip(names, links, hosts, strict=True)
-    ]
+    selection = max(selected_s, 0.0) / selected_nbytes(on_gpu=stand.on_gpu) or None
     # With several hosts the messages inside them have their time in the latency.
-    largest = max(nodes, key=lambda node: (len(node.children), node.link.beta_s_per_byte))
-    inner = replace(largest, children=tuple(map(leaf, range(most))))
+    largest = max(rings, key=lambda ring: (len(ring.ranks), links.get(ring.ranks, SHARED_MEMORY).beta_s_per_byte))
+    inner = Node(largest.name, links.get(largest.ranks, SHARED_MEMORY), tuple(map(leaf, range(most))))
     factors = _factors(seen, Tree(inner, gamma, 0.0 if meetings else message_s, handover=handover), sizes)
     if not meetings:
         return Tree(nodes[0], gamma, message_s, selection, handover, factors), tuple(curves), ""
@@ -297,33 +321,114 @@ def _cluster(nodes: Sequence[Node], between: Link, ports: Sequence[float], found
     return branch("cluster", Link(between.alpha_s, uplinks[(len(uplinks) - 1) // 2]), parts)
 
 
-def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]]) -> None:
+def _parts(hosts: Sequence[Node]) -> tuple[list[Node], dict[str, list[Node]]]:
+    """The nodes of hosts without further nodes below, and by medium those that join such nodes.
+
+    A rank beside nodes is a node for itself.
+    """
+    rings: list[Node] = []
+    joins: dict[str, list[Node]] = {}
+    for node in hosts:
+        if all(not child.children for child in node.children):
+            rings.append(node)
+            continue
+        joins.setdefault(node.medium, []).append(node)
+        below, deeper = _parts(
+            [child if child.children else replace(node, children=(child,)) for child in node.children]
+        )
+        rings += below
+        for medium, nodes in deeper.items():
+            joins.setdefault(medium, []).extend(nodes)
+    return rings, joins
+
+
+def _with_links(node: Node, links: Mapping[tuple[int, ...], Link]) -> Node:
+    """A host with the links that were measured, by the ranks of its nodes."""
+    children = tuple(_with_links(child, links) if child.children else child for child in node.children)
+    return replace(node, link=links.get(node.ranks, node.link), children=children)
+
+
+def _pairs_of(nodes: Sequence[Node]) -> tuple[list[tuple[int, ...]], list[list[Pair]]]:
+    """The ranks of all parts of nodes that join them, and for each node pairs of its parts, each in one at most."""
+    parts: list[tuple[int, ...]] = []
+    pairs = []
+    for node in nodes:
+        first = len(parts)
+        parts += [child.ranks for child in node.children]
+        pairs.append([(first + low, first + high) for low, high in patterns.pairs_of(len(node.children), 1)[0]])
+    return parts, pairs
+
+
+def _time_joins(stand: Stand, joins: Mapping[str, Sequence[Node]]) -> None:
+    for medium, nodes in joins.items():
+        parts, of_nodes = _pairs_of(nodes)
+        pairs = [pair for of_node in of_nodes for pair in of_node]
+        plan = patterns.exchanges(parts, pairs, stand.engine.size, rounds=ROUNDS)
+        stand.time(f"{medium}, 1 {SMALL}", plan, TINY_NBYTES * plan.units)
+        for nbytes in JOIN_SIZES:
+            what = _exchange(parts, pairs, stand.engine.size, nbytes, HOST_SEGMENT_NBYTES)
+            stand.time(f"{medium} {nbytes}", *what)
+
+
+def _joined(
+    seen: Sequence[Times], joins: Mapping[str, Sequence[Node]], handover: Link
+) -> tuple[dict[tuple[int, ...], Link], list[Curve]]:
+    """The links of nodes that join groups of GPUs, by their ranks, and a curve for each medium."""
+    links, curves = {}, []
+    for medium, nodes in joins.items():
+        parts, of_nodes = _pairs_of(nodes)
+        everyone = [pair for of_node in of_nodes for pair in of_node]
+        small = [_of(_ranks_of(seen, parts, pair), f"{medium}, 1 {SMALL}") for pair in everyone]
+        alpha_s = max(float(np.median(small)) - handover.alpha_s, 0.0) / ROUNDS
+        for node, pairs in zip(nodes, of_nodes, strict=True):
+            slowest = Link(alpha_s, 0.0)
+            for pair in pairs:
+                points = []
+                for nbytes in JOIN_SIZES:
+                    whole_s = _of(_ranks_of(seen, parts, pair), f"{medium} {nbytes}")
+                    own_s = handover.alpha_s + 2 * nbytes * handover.beta_s_per_byte
+                    points.append((_share(parts, everyone, pair) * nbytes, max(whole_s - own_s, whole_s / 4)))
+                slowest = max(slowest, Link(alpha_s, line(points).beta_s_per_byte), key=lambda one: one.beta_s_per_byte)
+            links[node.ranks] = slowest
+        curves.append(Curve(f"in hosts, {medium}", tuple(points), slowest))
+    return links, curves
+
+
+def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]], rings: Sequence[tuple[int, ...]]) -> None:
     size = stand.engine.size
-    sizes = host_sizes(hosts)
+    sizes = host_sizes(hosts, on_gpu=stand.on_gpu)
     stand.time(f"nothing {SMALL}", patterns.nothing(size), TINY_NBYTES)
     for nbytes in (TINY_NBYTES, *sizes):
         stand.time(f"nothing {nbytes}", patterns.nothing(size), nbytes, clock=stand.work_clock)
     selecting, dense = (patterns.selection(size, dense) for dense in (False, True))
-    # The time of a processor; prices know how many ranks share it.
-    stand.time("selection", selecting, SELECTED_NBYTES, clock=time.process_time, dense=dense)
-    stand.time("no selection", patterns.nothing(size), SELECTED_NBYTES, clock=time.process_time)
-    largest = max(len(ranks) for ranks in hosts)
+    selected = selected_nbytes(on_gpu=stand.on_gpu)
+    stand.time("selection", selecting, selected, clock=stand.selection_clock, dense=dense)
+    stand.time("no selection", patterns.nothing(size), selected, clock=stand.selection_clock)
+    largest = max(len(ranks) for ranks in rings)
     if largest == 1:
         return
     for messages in (1, MANY):
-        plan = patterns.rings(hosts, size, rounds=ROUNDS, messages=messages)
+        plan = patterns.rings(rings, size, rounds=ROUNDS, messages=messages)
         stand.time(f"in hosts, {messages} {SMALL}", plan, TINY_NBYTES * plan.units)
     for nbytes in sizes:
         segment = min(nbytes, largest * HOST_SEGMENT_NBYTES)
-        plans = {kind: patterns.rings(hosts, size, kind) for kind in ("all_gather", "reduce_scatter")}
-        for kind, plan in (*plans.items(), ("both", patterns.both(hosts, size))):
+        plans = {kind: patterns.rings(rings, size, kind) for kind in ("all_gather", "reduce_scatter")}
+        for kind, plan in (*plans.items(), ("both", patterns.both(rings, size))):
             stand.time(f"in hosts, {kind} {nbytes}", plan, nbytes, segment)
 
 
-def host_sizes(hosts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def selected_nbytes(*, on_gpu: bool = False) -> int:
+    """The size of the buffer from which is selected."""
+    return SELECTED_ON_GPU_NBYTES if on_gpu else SELECTED_NBYTES
+
+
+def host_sizes(hosts: Sequence[Sequence[int]], *, on_gpu: bool = False) -> tuple[int, ...]:
     """The sizes of the buffers that are timed in hosts."""
+    all_sizes = GPU_SIZES if on_gpu else HOST_SIZES
+    sizes = all_sizes if len(hosts) == 1 else all_sizes[:CACHED]
+    if on_gpu:
+        return sizes
     most = HOST_NBYTES // max(len(ranks) for ranks in hosts)
-    sizes = HOST_SIZES if len(hosts) == 1 else HOST_SIZES[:-2]
     return tuple(nbytes for nbytes in sizes if nbytes <= most) or sizes[:1]
 
 

@@ -37,9 +37,17 @@ def folder(options: Options, environ: Mapping[str, str] | None = None) -> Path:
     return (Path(cache) if os.path.isabs(cache) else Path(os.path.expanduser("~")) / ".cache") / "hvd_ext"
 
 
-def key_of(hosts: Sequence[str], options: Options, between: str) -> dict[str, Any]:
-    """What must be equal for a measurement to count; `between` names what carries data between hosts."""
+def key_of(
+    hosts: Sequence[str], options: Options, between: str, media: Sequence[Sequence[str]] | None
+) -> dict[str, Any]:
+    """What must be equal for a measurement to count.
+
+    Args:
+        between: names what carries data between hosts.
+        media: what joins the GPUs of any two ranks; None if buckets lie on the host.
+    """
     return {
+        **({} if media is None else {"media": [list(row) for row in media]}),
         "hosts": list(hosts),
         "between": between if len(set(hosts)) > 1 else "",
         "shared_memory": options.shared_memory,

@@ -12,7 +12,7 @@ from hvd_ext.planning.limits import MOST_RANKS, MOST_SIMULATED, size_class
 from hvd_ext.planning.lower import rounds_of, rounds_of_level
 from hvd_ext.planning.model import Call, LogicalPlan
 from hvd_ext.planning.planner import Choice
-from hvd_ext.topology.tree import Link, Tree
+from hvd_ext.topology.tree import MEDIA, Link, Node, Tree
 
 MOST_DRAWN = 32
 _BAR = 48
@@ -119,23 +119,29 @@ def pricing(tree: Tree, grain: str = "pipelined") -> str:
 
 def kinds(tree: Tree) -> tuple[str, ...]:
     """Names the kinds of links of a cluster, one for each depth, from the root down."""
-    return tuple(_kind(max(node.height for node in nodes)) for nodes in reversed(tree.levels()))
+    return tuple(_kind(*max(map(_place, nodes))) for nodes in reversed(tree.levels()))
 
 
-def _kind(height: int) -> str:
-    return _BETWEEN[height] if height < len(_BETWEEN) else f"level {height}"
+def _place(node: Node) -> tuple[int, int]:
+    """Give the place of a node among the kinds, ascending: its height, and which medium it has."""
+    return node.height, MEDIA.index(node.medium) if node.medium else -1
+
+
+def _kind(height: int, medium: int) -> str:
+    name = _BETWEEN[height] if height < len(_BETWEEN) else f"level {height}"
+    return name if medium < 0 else f"{name}, {MEDIA[medium]}"
 
 
 def links(tree: Tree) -> tuple[LinkKind, ...]:
     """The kinds of links of a cluster, from the root down, without links that join only one child."""
-    joining: dict[int, list[Link]] = {}
+    joining: dict[tuple[int, int], list[Link]] = {}
     for node in (node for nodes in tree.levels() for node in nodes if len(node.children) > 1):
-        joining.setdefault(node.height, []).extend(node.ports)  # by height, because hosts may have different depths
+        joining.setdefault(_place(node), []).extend(node.ports)  # not by depth, because hosts may have different depths
     kinds_of_links = []
-    for height, joined in sorted(joining.items(), reverse=True):
+    for place, joined in sorted(joining.items(), reverse=True):
         betas, alphas = sorted(link.beta_s_per_byte for link in joined), sorted(link.alpha_s for link in joined)
         slowest, fastest = (8 / beta if beta else None for beta in (betas[-1], betas[0]))
-        kinds_of_links.append(LinkKind(_kind(height), (slowest, fastest), (alphas[0], alphas[-1])))
+        kinds_of_links.append(LinkKind(_kind(*place), (slowest, fastest), (alphas[0], alphas[-1])))
     return tuple(kinds_of_links)
 
 

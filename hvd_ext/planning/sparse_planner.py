@@ -145,7 +145,7 @@ def needs(plan: LogicalPlan) -> frozenset[str]:
 
 def heights(tree: Tree, height: int | None) -> Sequence[int]:
     """The heights from which the cheapest is taken: all of the cluster's if `height` is None."""
-    return range(1, max(tree.depth, 2)) if height is None else (height,)
+    return range(1, max(tree.root.height, 2)) if height is None else (height,)
 
 
 @lru_cache(maxsize=64)

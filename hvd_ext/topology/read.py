@@ -67,6 +67,11 @@ class _NodeSchema(BaseModel):
         gt=0,
         description="processor cores that the ranks of a host may use; a core for each rank by default",
     )
+    medium: str = Field(
+        default="",
+        description="what joins GPUs of a host that have the buckets: NVLink, PCIe or host memory; such a host may "
+        "have `children`: groups of GPUs with a medium of their own, and single ranks",
+    )
     ranks: list[int] | None = Field(default=None, min_length=1, description="the node is a host with these ranks")
     children: list[_NodeSchema] | None = Field(
         default=None, min_length=1, description="the node is a rack, or the cluster: hosts, racks, single ranks"
@@ -91,7 +96,8 @@ class _NodeSchema(BaseModel):
         if self.rank is not None:
             return leaf(self.rank, port)
         children = tuple(child.node() for child in self.children or ()) or tuple(leaf(r) for r in self.ranks or ())
-        return Node(self.name, self.link.link() if self.link else NO_LINK, children, port=port, cores=self.cores or 0.0)
+        link = self.link.link() if self.link else NO_LINK
+        return Node(self.name, link, children, port=port, cores=self.cores or 0.0, medium=self.medium)
 
 
 class _ClusterSchema(_NodeSchema):

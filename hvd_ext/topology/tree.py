@@ -1,4 +1,8 @@
-"""A cluster as a tree. Leaves are ranks; every other node is a host, a rack or the cluster, and links its children."""
+"""A cluster as a tree. Leaves are ranks; every other node is a host, a rack or the cluster, and links its children.
+
+Below a host there may be nodes for GPUs that reach each other better than they reach the host's other GPUs. A host and
+the nodes below it have a `medium` then.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,10 @@ class Link:
 
 NO_LINK = Link(0.0, 0.0)
 
+# What joins GPUs of a host, from the best one on: each other's memory at a rate near that of their own, each other's
+# memory across the bus, or the host's memory. The numbers are those of Medium in tf_ops/engine/device.h.
+NVLINK, PCIE, HOST_MEMORY = MEDIA = ("NVLink", "PCIe", "host memory")
+
 # The assumed links of a job without a YAML file: shared memory at 2 GB/s per rank in a host, and 10 Gbit/s Ethernet
 # between hosts. For the choice of an algorithm only their ratio matters; a YAML file has the real values (read.py).
 SHARED_MEMORY = Link(alpha_s=2e-6, beta_s_per_byte=1 / 2e9)
@@ -51,6 +59,7 @@ class Node:
             network cards); None for the parent's `link`.
         cores: of a host, the processor cores that its ranks may use, which need not be a whole number; 0 for a core for
             each rank.
+        medium: of `MEDIA`, what joins the children, which are GPUs of a host, or groups of them; "" for another link.
     """
 
     name: str
@@ -59,6 +68,7 @@ class Node:
     rank: int = -1
     port: Link | None = None
     cores: float = 0.0
+    medium: str = ""
 
     def __post_init__(self) -> None:
         if (self.rank >= 0) == bool(self.children):
@@ -71,6 +81,14 @@ class Node:
                 f"node {self.name!r}: cores ({self.cores}) must be finite and not negative, and only a host, whose "
                 "children are ranks, has any"
             )
+        if self.medium and self.medium not in MEDIA:
+            raise TopologyError(f"node {self.name!r}: medium ({self.medium!r}) must be one of {', '.join(MEDIA)}")
+        below = [child for child in self.children if child.children]
+        if self.medium and not all(child.medium and not child.cores for child in below):
+            raise TopologyError(
+                f"node {self.name!r}: a medium ({self.medium}) joins GPUs of one host; the nodes below must have one "
+                "too, and no cores"
+            )
 
     def __hash__(self) -> int:
         return self._hash
@@ -78,7 +96,7 @@ class Node:
     @cached_property
     def _hash(self) -> int:
         """Kept, because plans and prices are looked up by their tree, and a tree of thousands of ranks takes long."""
-        return hash((self.name, self.link, self.children, self.rank, self.port, self.cores))
+        return hash((self.name, self.link, self.children, self.rank, self.port, self.cores, self.medium))
 
     @cached_property
     def ports(self) -> tuple[Link, ...]:
@@ -100,8 +118,13 @@ class Node:
 
     @cached_property
     def height(self) -> int:
+        """The number of levels from this node down: 0 for a leaf, 1 for a host and what is inside it, 2 for racks."""
+        return max((1 if self.medium else 1 + child.height for child in self.children), default=0)
+
+    @cached_property
+    def depth(self) -> int:
         """The number of levels of branches from this node down to its deepest leaf; 0 for a leaf."""
-        return 1 + max(child.height for child in self.children) if self.children else 0
+        return 1 + max(child.depth for child in self.children) if self.children else 0
 
 
 @dataclass(frozen=True)
@@ -168,7 +191,7 @@ class Tree:
     @property
     def depth(self) -> int:
         """The number of levels of branches on the longest way from the root to a leaf."""
-        return self.root.height
+        return self.root.depth
 
     def at(self, nbytes: float) -> Tree:
         """The tree for buffers of a size, whose bytes take longer or less long to copy and to add, as caches have it.
@@ -213,7 +236,7 @@ class Tree:
         return tuple(reversed(levels))
 
     def hosts(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each host; a host is a branch whose children are all leaves.
+        """The ranks of each host; a host is a branch whose children are all leaves, or has a medium.
 
         Returns:
             One tuple of ranks per host, in tree order. A leaf beside branches is a host of its own.
@@ -222,11 +245,16 @@ class Tree:
 
     @cached_property
     def _hosts(self) -> tuple[tuple[int, ...], ...]:
-        hosts: list[tuple[int, ...]] = []
+        return tuple(host.ranks for host in self.host_nodes)
+
+    @cached_property
+    def host_nodes(self) -> tuple[Node, ...]:
+        """The nodes of the hosts, in tree order."""
+        hosts: list[Node] = []
 
         def visit(node: Node) -> None:
             if node.height <= 1:
-                hosts.append(node.ranks)
+                hosts.append(node)
                 return
             for child in node.children:
                 visit(child)
@@ -238,7 +266,7 @@ class Tree:
     def sharing(self) -> tuple[float, ...]:
         """For each rank, how many ranks of its host share a core while all of them compute, at least 1."""
         shared = [1.0] * self.size
-        for host in self.levels()[0] if self.root.children else ():
+        for host in self.host_nodes:
             for rank in host.ranks if host.cores else ():
                 shared[rank] = max(len(host.ranks) / host.cores, 1.0)
         return tuple(shared)
@@ -298,9 +326,18 @@ def trunk(root: Node) -> Node:
 
 def with_cores(node: Node, cores: Mapping[str, float]) -> Node:
     """Gives the hosts of a branch their processor cores, by name."""
+    return _changed_hosts(node, lambda host: replace(host, cores=cores.get(host.name, 0.0)))
+
+
+def replace_hosts(tree: Tree, change: Callable[[Node], Node]) -> Tree:
+    """Changes the nodes of a cluster's hosts."""
+    return replace(tree, root=_changed_hosts(tree.root, change))
+
+
+def _changed_hosts(node: Node, change: Callable[[Node], Node]) -> Node:
     if node.height == 1:
-        return replace(node, cores=cores.get(node.name, 0.0))
-    return replace(node, children=tuple(with_cores(child, cores) for child in node.children))
+        return change(node)
+    return replace(node, children=tuple(_changed_hosts(child, change) for child in node.children))
 
 
 def relinked(node: Node, change: Callable[[Link], Link], *, between_hosts: bool) -> Node:

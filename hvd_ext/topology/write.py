@@ -38,6 +38,8 @@ def _node(node: Node) -> dict[str, Any]:
     if not node.children:
         return {**values, "rank": node.rank}
     values["link"] = _link(node.link)
+    if node.medium:
+        values["medium"] = node.medium
     if node.cores:
         values["cores"] = rounded(node.cores)
     if all(not child.children and child.port is None for child in node.children):

@@ -54,6 +54,7 @@ TEST("gpu: where CUDA shares no memory, messages lie in the host's") {
     const Over over(MakeHostTransports<kRoomyArena>, MakeDeviceOnGpu);
     const auto transports = MakeHostTransports<kRoomyArena>(2);
     CHECK(!transports[0]->ReachesDevice(1));
+    CHECK(transports[0]->MediumTo(1) == Medium::kHostMemory);
     for (const auto& transport : transports) KnownDevices::Take(transport.get());
   }
   AgainOnGpu(MakeHostTransports<kRoomyArena>, {"channel: steps of several buckets"});
@@ -69,6 +70,7 @@ TEST("gpu: messages between ranks of a host stay in memory of the GPU") {
                                                KnownDevices::Take(transports[1].get())};
     CHECK(transports[0]->ReachesDevice(1) && transports[1]->ReachesDevice(0));
     CHECK(!transports[0]->ReachesDevice(0));
+    CHECK(transports[0]->MediumTo(1) == Medium::kNvlink && transports[0]->MediumTo(0) == Medium::kNone);
     BufferPool pool = BufferPool::Of(devices[0]);
     const Buffer data = pool.Take(5000);
     std::unique_ptr<Request> sent, received;

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -183,6 +184,41 @@ Status CollectAll(Engine* engine, int64_t channel, int64_t ticket, int64_t n_ten
   return waiting->Wait(progress);
 }
 
+// Does what a device may fail to do.
+template <typename Work>
+Status OnDevice(const Work& work) {
+  try {
+    work();
+    return Status::Ok();
+  } catch (const std::bad_alloc&) {
+    return Internal("the device has no memory left");
+  } catch (const std::exception& error) {
+    return Internal(error.what());
+  }
+}
+
+Status AwaitInputs(Engine* engine) {
+  return OnDevice([engine] {
+    Queue* inputs = engine->device()->inputs();
+    for (const int64_t last = inputs->Last(); !inputs->Done(last);) std::this_thread::yield();
+  });
+}
+
+// As CollectAll, to memory of the device.
+Status CollectAllOnDevice(Engine* engine, int64_t channel, int64_t ticket, int64_t n_tensors, void* const* outputs,
+                          const int64_t* nbytes, Engine::CallerProgress* progress) {
+  if (n_tensors == 0) return Status::Ok();
+  auto waiting = std::make_shared<Waiting>(n_tensors);
+  Queue* inputs = engine->device()->inputs();
+  for (int64_t i = 0; i < n_tensors; ++i) {
+    engine->Collect(channel, i, ticket, [=](const Status& s, const void* data, const Memory&) {
+      waiting->End(s.ok() ? OnDevice([&] { inputs->Copy(outputs[i], data, nbytes[i]); }) : s);
+    });
+  }
+  HVD_EXT_RETURN_IF_ERROR(waiting->Wait(progress));
+  return AwaitInputs(engine);
+}
+
 Status CheckNumbers(int32_t dtype, const char* used) {
   const DType type = static_cast<DType>(dtype);
   if (SizeOf(type) > 0 && type != DType::kBytes) return Status::Ok();
@@ -201,6 +237,16 @@ int64_t hvd_ext_abi_version(void) { return HVD_EXT_ABI_VERSION; }
 const char* hvd_ext_between(int64_t engine) {
   std::shared_ptr<Engine> found;
   return Engine::Find(engine, &found).ok() ? found->between() : "";
+}
+
+int hvd_ext_media(int64_t engine, int64_t size, int32_t* media) {
+  return OnEngine(engine, [&](Engine* found) {
+    if (size != found->size()) return Invalid("media: there must be room for one of each rank");
+    for (int64_t rank = 0; rank < size; ++rank) {
+      media[rank] = static_cast<int32_t>(found->MediumTo(static_cast<int>(rank)));
+    }
+    return Status::Ok();
+  });
 }
 
 int64_t hvd_ext_plan_version(void) { return HVD_EXT_PLAN_VERSION; }
@@ -320,6 +366,36 @@ int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const
     }
     return CollectAll(engine, channel, ticket, n_tensors, outputs, nbytes, &progress);
   });
+}
+
+int hvd_ext_channel_reduce_on_device(int64_t channel, int64_t n_tensors, const void* const* inputs,
+                                     void* const* outputs, const int64_t* nbytes) {
+  return OnChannel(channel, [&](Engine* engine) {
+    bool begun = false;
+    HVD_EXT_RETURN_IF_ERROR(engine->HasDensity(channel, &begun));
+    if (!begun) HVD_EXT_RETURN_IF_ERROR(engine->BeginStep(channel));
+    Engine::CallerProgress progress(engine);
+    int64_t ticket = 0;
+    for (int64_t i = 0; i < n_tensors; ++i) {
+      HVD_EXT_RETURN_IF_ERROR(engine->SubmitOnDevice(channel, i, inputs[i], nbytes[i], nullptr, &ticket));
+    }
+    return CollectAllOnDevice(engine, channel, ticket, n_tensors, outputs, nbytes, &progress);
+  });
+}
+
+int hvd_ext_device_allocate(int64_t engine, int64_t nbytes, void** data) {
+  return OnEngine(engine, [&](Engine* found) {
+    HVD_EXT_RETURN_IF_ERROR(OnDevice([&] {
+      *data = found->device()->Allocate(nbytes);
+      found->device()->inputs()->Clear(*data, nbytes);
+    }));
+    return AwaitInputs(found);
+  });
+}
+
+int hvd_ext_device_free(int64_t engine, void* data) {
+  return OnEngine(engine,
+                  [&](Engine* found) { return OnDevice([&] { found->device()->Free(static_cast<char*>(data)); }); });
 }
 
 int hvd_ext_channel_submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket) {

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define HVD_EXT_ABI_VERSION 19
+#define HVD_EXT_ABI_VERSION 20
 
 // clang-format off
 #define HVD_EXT_STRUCT(name, kept) typedef struct {
@@ -27,6 +27,8 @@ int64_t hvd_ext_plan_version(void);  // HVD_EXT_PLAN_VERSION of ir.def
 const char* hvd_ext_error(void);
 // What carries data between hosts: "MPI", "TCP", or "threads" in a job of one rank; "" where the engine does not run.
 const char* hvd_ext_between(int64_t engine);
+// For each rank what joins its device and this rank's: the number of a Medium of device.h.
+int hvd_ext_media(int64_t engine, int64_t size, int32_t* media);
 
 // Life. The first three start the job's engine, and fail with kInvalid while it runs.
 int hvd_ext_start_mpi(const HvdExtConfig* config, int64_t* engine, int32_t* rank, int32_t* size);
@@ -64,6 +66,12 @@ int hvd_ext_channel_begin_step(int64_t channel);
 // hvd_ext_channel_begin_topk_step has begun.
 int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const* inputs, void* const* outputs,
                            const int64_t* nbytes);
+// The same for a channel with `on_device` and arrays in memory of the engine's device, which begin as zeros. The call
+// returns when the results are there.
+int hvd_ext_channel_reduce_on_device(int64_t channel, int64_t n_tensors, const void* const* inputs,
+                                     void* const* outputs, const int64_t* nbytes);
+int hvd_ext_device_allocate(int64_t engine, int64_t nbytes, void** data);
+int hvd_ext_device_free(int64_t engine, void* data);
 // A step in parts, after hvd_ext_channel_begin_step: one tensor is handed over, and the call returns when it is copied;
 // *ticket becomes the number of the step. Then all results of that step, blocking; the engine's thread makes the
 // progress, as it does for TensorFlow.

@@ -36,6 +36,14 @@ struct Selection {
   }
 };
 
+// What joins this rank's device and that of another rank of its host. Memory of the same device counts as NVLink.
+enum class Medium : int32_t {
+  kNone,        // a rank has no device, or the ranks are on two hosts
+  kNvlink,      // operations reach the other's memory, at a rate near that of their own
+  kPcie,        // they reach it across the bus
+  kHostMemory,  // they do not, and messages lie in the host's memory
+};
+
 class Queue {
  public:
   virtual ~Queue() = default;
@@ -111,6 +119,8 @@ class Device {
   // The begin of a shared block as operations of this device reach it, until Leave; null where they do not. The owner
   // may free the block after that.
   virtual char* Reach(const BlockName& /*name*/) { return nullptr; }
+  // What joins this device and the one that has memory which Reach gave.
+  virtual Medium MediumTo(const char* /*reached*/) { return Medium::kPcie; }
   virtual void Leave(char* /*reached*/) {}
 
   // What lies there is not used any more, by operations that are queued later. For devices that check their use.

@@ -348,6 +348,18 @@ class GpuDevice : public Device {
     opened_.insert(reached);
     return static_cast<char*>(reached);
   }
+  Medium MediumTo(const char* reached) override {
+    const On on(gpu_);
+    cudaPointerAttributes attributes{};
+    int atomics = 0;
+    if (cudaPointerGetAttributes(&attributes, reached) != cudaSuccess ||
+        (attributes.device != gpu_ && cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, gpu_,
+                                                                attributes.device) != cudaSuccess)) {
+      cudaGetLastError();
+      return Medium::kPcie;
+    }
+    return attributes.device == gpu_ || atomics != 0 ? Medium::kNvlink : Medium::kPcie;  // the bus has no atomics
+  }
   void Leave(char* reached) override {
     {
       std::lock_guard<std::mutex> lock(mutex_);

@@ -68,6 +68,7 @@ Status Engine::Start(std::shared_ptr<Transport> transport, const Config& config,
 int Engine::rank() const { return state_->core.rank; }
 int Engine::size() const { return state_->core.size; }
 int64_t Engine::generation() const { return state_->core.generation; }
+Medium Engine::MediumTo(int rank) const { return state_->core.transport->MediumTo(rank); }
 const char* Engine::between() const { return state_->core.transport->between_hosts(); }
 bool Engine::quiet() const { return state_->loop.quiet(); }
 Status Engine::Usable() const { return state_->registry.Usable(); }

@@ -175,6 +175,7 @@ class Engine {
   int64_t generation() const;
   const char* between() const;                    // Transport::between_hosts
   const std::shared_ptr<Device>& device() const;  // where buckets lie
+  Medium MediumTo(int rank) const;                // Transport::MediumTo
 
   // Waits at most a few seconds for work under way, fails what is left with kStopped, tells the peers and joins the
   // thread. Returns true if this rank went down alone: work was cut off, or the transport was broken. Idempotent. May

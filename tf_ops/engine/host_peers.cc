@@ -1,5 +1,6 @@
 #include "engine/host_peers.h"
 
+#include <algorithm>
 #include <exception>
 #include <string>
 #include <utility>
@@ -11,7 +12,7 @@ namespace hvd_ext {
 namespace {
 
 // Counts the layouts of what lies in shared memory. Ranks whose libraries have different ones do not share memory.
-constexpr uint64_t kLayout = 3;
+constexpr uint64_t kLayout = 4;
 
 // What every rank tells all others.
 struct Card {
@@ -27,7 +28,7 @@ struct Card {
 struct Answer {
   int64_t opened = 0;
   int64_t ring = 0;  // where the ring lies that the other rank writes to
-  int64_t reaches = 0;
+  Medium medium = Medium::kNone;
 };
 
 // A block of the device by which peers find out whether they reach its memory.
@@ -52,11 +53,14 @@ class Sample {
   Sample(const Sample&) = delete;
   Sample& operator=(const Sample&) = delete;
 
-  // Whether this rank reaches the sample of another.
-  bool Reaches(const Card& other) const {
+  // What joins this rank's device and that of the rank with this card.
+  Medium MediumTo(const Card& other) const {
+    if (device_ == nullptr) return Medium::kNone;
     char* reached = shared_ && other.shares != 0 ? device_->Reach(other.block) : nullptr;
-    if (reached != nullptr) device_->Leave(reached);
-    return reached != nullptr;
+    if (reached == nullptr) return Medium::kHostMemory;
+    const Medium medium = device_->MediumTo(reached);
+    device_->Leave(reached);
+    return medium;
   }
 
  private:
@@ -95,7 +99,7 @@ Status FindHostPeers(Transport* between, const std::shared_ptr<Arena>& arena, Do
     auto peer = std::make_unique<HostPeer>();
     if (ring == nullptr || !MappedArena::Open(card.arena, &peer->memory).ok()) continue;
     peer->in = HostRing(reinterpret_cast<HostRing::Memory*>(ring));
-    answers[static_cast<size_t>(rank)] = {1, arena->OffsetOf(ring), sample.Reaches(card)};
+    answers[static_cast<size_t>(rank)] = {1, arena->OffsetOf(ring), sample.MediumTo(card)};
     (*peers)[static_cast<size_t>(rank)] = std::move(peer);
   }
   HVD_EXT_RETURN_IF_ERROR(Swap(between, near, answers, &heard));
@@ -113,7 +117,9 @@ Status FindHostPeers(Transport* between, const std::shared_ptr<Arena>& arena, Do
     }
     peer->out = HostRing(reinterpret_cast<HostRing::Memory*>(ring));
     peer->bell = std::make_unique<Doorbell>(reinterpret_cast<Doorbell::Word*>(word));
-    peer->reaches = answers[static_cast<size_t>(rank)].reaches != 0 && answer.reaches != 0;
+    const Medium mine_to_it = answers[static_cast<size_t>(rank)].medium;
+    const bool has_none = mine_to_it == Medium::kNone || answer.medium == Medium::kNone;
+    peer->medium = has_none ? Medium::kNone : std::max(mine_to_it, answer.medium);  // the slower one counts
   }
   return Status::Ok();
 }

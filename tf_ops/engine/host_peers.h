@@ -17,7 +17,7 @@ struct HostPeer {
   std::shared_ptr<MappedArena> memory;
   HostRing out, in;  // the ring that this rank writes to, and the one that the peer writes to
   std::unique_ptr<Doorbell> bell;
-  bool reaches = false;  // operations of each rank's device reach memory of the other's
+  Medium medium = Medium::kNone;
 };
 
 // Fills `peers` by rank; null where `between` carries the messages to that rank. Both ranks of a pair come to the same

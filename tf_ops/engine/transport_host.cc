@@ -60,7 +60,11 @@ class Host : public std::enable_shared_from_this<Host> {
   // Whether peers ring for every message: not once a rank's arena was full, for messages outside of it come without a
   // ring. Any thread.
   bool rings() const { return all_near_ && !silent_; }
-  bool Reaches(int peer) const { return IsNear(peer) && Find(peer)->shared.reaches; }
+  Medium MediumTo(int peer) const { return IsNear(peer) ? Find(peer)->shared.medium : Medium::kNone; }
+  bool ReachesDevice(int peer) const {
+    return IsNear(peer) && Find(peer)->shared.medium != Medium::kNone &&
+           Find(peer)->shared.medium != Medium::kHostMemory;
+  }
   bool IsNear(int peer) const { return peer >= 0 && peer < static_cast<int>(places_.size()) && Find(peer) != nullptr; }
 
   Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) {
@@ -69,7 +73,7 @@ class Host : public std::enable_shared_from_this<Host> {
     int64_t offset = 0;
     if (nbytes == 0) {
       mine->done = true;
-    } else if (Reaches(peer) && device_->Share(data, &block, &offset)) {
+    } else if (ReachesDevice(peer) && device_->Share(data, &block, &offset)) {
       shared_.insert(block);
       mine->id = next_id_++;
       sends_[mine->id] = mine.get();
@@ -392,7 +396,7 @@ class HostTransport : public TransportInFront {
   }
 
   bool IsZeroCopy(int peer) const override { return host_->IsNear(peer); }
-  bool ReachesDevice(int peer) const override { return host_->Reaches(peer); }
+  Medium MediumTo(int peer) const override { return host_->MediumTo(peer); }
   void LeaveDevices() override { host_->LeaveDevices(); }
   void Release() override {
     host_->Unshare();

@@ -8,13 +8,17 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <random>
 #include <set>
+#include <sstream>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -25,10 +29,19 @@ namespace {
 constexpr int64_t kPage = 4096, kSpaceNbytes = int64_t{1} << 36;
 // An operation in four sleeps before it runs, at the longest for this time.
 constexpr unsigned kSleeps = 4, kLongest_us = 100;
-constexpr int kDevices = 2;
 
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int current_device = 0;
+
+// The GPUs, each with what joins it to each of them.
+const std::vector<std::string>& Gpus() {
+  static const std::vector<std::string> gpus = [] {
+    const char* told = std::getenv("HVD_EXT_STAND_IN_GPUS");
+    std::istringstream words(told == nullptr ? "nn nn" : told);
+    return std::vector<std::string>(std::istream_iterator<std::string>(words), {});
+  }();
+  return gpus;
+}
 
 cudaError_t Told(cudaError_t code) {
   if (code != cudaSuccess) last_error = code;
@@ -66,6 +79,7 @@ class Machine {
   std::mutex mutex;
   std::condition_variable changed;
   std::map<char*, int64_t> blocks, ranges;          // of the device; of the host, registered
+  std::map<char*, int> gpus;                        // of each block
   std::map<char*, std::pair<int, int64_t>> opened;  // blocks of other processes: the file, and where the count is
   std::set<Stream*> streams;
   std::map<void*, std::shared_ptr<Record>> events;  // each with its newest record
@@ -108,8 +122,14 @@ class Machine {
     pid_t process;
     int file;
     int64_t offset, nbytes;
+    int gpu;
   };
-  Handle HandleOf(char* data) const { return {getpid(), file_, data - space_, blocks.at(data)}; }
+  Handle HandleOf(char* data) const { return {getpid(), file_, data - space_, blocks.at(data), gpus.at(data)}; }
+  // The GPU of the block in which data lies; -1 where there is none.
+  int GpuOf(const void* data) const {
+    const auto found = BlockOf(static_cast<const char*>(data), 0);
+    return found == blocks.end() ? -1 : gpus.at(found->first);
+  }
   // A block of another process, as this one reaches it; null where it is not there.
   char* OpenForeign(const Handle& handle) {
     const std::string path = "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.file);
@@ -122,6 +142,7 @@ class Machine {
     }
     taken_foreign_ += pages + kPage;
     blocks[data] = handle.nbytes;
+    gpus[data] = handle.gpu;
     opened[data] = {file, handle.offset + pages};
     CountOpened(file, handle.offset + pages, 1);
     return data;
@@ -149,6 +170,7 @@ class Machine {
     if (taken_space_ + rounded > kSpaceNbytes) return nullptr;
     taken_space_ += rounded;
     blocks[data] = nbytes;
+    gpus[data] = current_device;
     taken += nbytes;
     Open(data, nbytes, true);
     std::memset(data, 0xa5, static_cast<size_t>(nbytes));
@@ -348,13 +370,24 @@ const char* cudaGetErrorString(cudaError_t) { return "the stand-in has no words 
 cudaError_t cudaGetDevice(int* device) { return *device = current_device, cudaSuccess; }
 
 cudaError_t cudaSetDevice(int device) {
-  if (device < 0 || device >= kDevices) return Told(cudaErrorInvalidDevice);
+  if (device < 0 || device >= static_cast<int>(Gpus().size())) return Told(cudaErrorInvalidDevice);
   current_device = device;
   return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   return *value = attribute == cudaDevAttrMultiProcessorCount ? processors : 1, cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
+  Machine& machine = Machine::Get();
+  Lock lock(machine.mutex);
+  attributes->device = machine.GpuOf(data);
+  return Told(attributes->device < 0 ? cudaErrorInvalidValue : cudaSuccess);
+}
+
+cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr, int from, int to) {
+  return *value = Gpus()[static_cast<size_t>(from)][static_cast<size_t>(to)] == 'n', cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void** data, size_t nbytes) {
@@ -395,7 +428,8 @@ cudaError_t cudaIpcOpenMemHandle(void** data, cudaIpcMemHandle_t handle, unsigne
   Lock lock(machine.mutex);
   Machine::Handle made;
   std::memcpy(&made, handle.reserved, sizeof(made));
-  if (made.process == getpid() || refuses_handles) return Told(cudaErrorInvalidResourceHandle);
+  const char joined = Gpus()[static_cast<size_t>(current_device)][static_cast<size_t>(made.gpu)];
+  if (made.process == getpid() || refuses_handles || joined == 'h') return Told(cudaErrorInvalidResourceHandle);
   *data = machine.OpenForeign(made);
   return Told(*data == nullptr ? cudaErrorInvalidResourceHandle : cudaSuccess);
 }

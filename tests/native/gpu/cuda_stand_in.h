@@ -12,6 +12,10 @@
 //   queued or when it runs;
 // - a stream or an event that does not exist;
 // - a block that is freed while another process has opened it.
+// How many GPUs there are, and what joins them, is in the environment: HVD_EXT_STAND_IN_GPUS has a word for each GPU
+// and in it a letter for each, such as "nnhh nnhh hhnn hhnn"; n: as NVLink does, p: as PCIe does, h: only the host's
+// memory does. Without it there are two, as "nn nn".
+//
 // An operation reaches the blocks of memory that its arguments point to, and no others. Work in the null stream runs in
 // the call.
 #pragma once
@@ -43,6 +47,10 @@ enum cudaMemcpyKind {
   cudaMemcpyDeviceToDevice,
   cudaMemcpyDefault
 };
+struct cudaPointerAttributes {
+  int device;
+};
+enum cudaDeviceP2PAttr { cudaDevP2PAttrNativeAtomicSupported };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrCanUseHostPointerForRegisteredMem };
 constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2;
 constexpr unsigned cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2;
@@ -57,6 +65,8 @@ const char* cudaGetErrorString(cudaError_t code);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data);
+cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr attribute, int from, int to);
 cudaError_t cudaMalloc(void** data, size_t nbytes);
 cudaError_t cudaFree(void* data);
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data);

@@ -34,6 +34,48 @@ def test_a_job_has_the_same_bits_as_with_buckets_in_the_host_s_memory(tmp_path):
     assert output.count("equal bits") == 3
 
 
+PROBED = """
+import pathlib, sys
+import numpy as np
+import hvd_ext as hvd
+from hvd_ext.engine import gpus
+from hvd_ext.job import network, probe, runtime
+from hvd_ext.topology import write
+
+gpus.LIBRARY = pathlib.Path(sys.argv[1])
+probe.GPU_SIZES, probe.JOIN_SIZES = (1 << 18, 1 << 19, 1 << 20), (1 << 18, 1 << 20)
+probe.SELECTED_ON_GPU_NBYTES = 1 << 20
+hvd.init(hvd.Options(gpu_buckets=True, probe="refresh", cache=sys.argv[2]))
+job = runtime.current()
+assert job.network.source == network.MEASURED
+x = np.arange(1000, dtype=np.float32)
+np.testing.assert_array_equal(hvd.allreduce(x * (hvd.rank() + 1), op=hvd.Sum), 10 * x)
+if hvd.rank() == 0:
+    print(job.network.line)
+    print(write.text(job.tree))
+hvd.shutdown()
+hvd.init(hvd.Options(gpu_buckets=True, cache=sys.argv[2]))
+assert runtime.current().network.source == network.KEPT
+hvd.shutdown()
+hvd.init(hvd.Options(cache=sys.argv[2], probe="off"))
+assert len(runtime.current().tree.levels()) == 1
+print("all is right")
+"""
+
+
+@pytest.mark.slow
+def test_the_probe_finds_what_joins_the_gpus_of_a_host(tmp_path):
+    """Two pairs that reach each other's memory, which only the host's memory joins."""
+    changes = {"HVD_EXT_STAND_IN_GPUS": "nnhh nnhh hhpp hhpp", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    command = mpirun(4, "-c", PROBED, str(library()), str(tmp_path))
+    output = must_succeed(command, LIMIT_S, PYTHONPATH=str(ROOT), **changes)
+    assert output.count("all is right") == 4
+    words = " ".join(output.split())
+    for medium, ranks in (("NVLink", "[0, 1]"), ("PCIe", "[2, 3]")):
+        assert f"medium: {medium} ranks: {ranks}" in words
+    assert "in hosts (host memory)" in words and "medium: host memory" in words
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "elements", "density"),

@@ -51,7 +51,7 @@ def test_links_are_described_in_one_line() -> None:
 HOSTS = ("a", "a", "b")
 NODES = (Node("a", Link(1e-6, 1e-9), (leaf(0), leaf(1))), Node("b", Link(1e-6, 1e-9), (leaf(2),)))
 TREE = Tree(Node("cluster", Link(4e-5, 8e-8), NODES))
-KEY = probe_cache.key_of(HOSTS, Options(), "TCP")
+KEY = probe_cache.key_of(HOSTS, Options(), "TCP", None)
 
 
 def the_file(folder: Path) -> Path:
@@ -70,10 +70,10 @@ def test_a_measurement_is_found_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        probe_cache.key_of(("a", "b", "a"), Options(), "TCP"),
-        probe_cache.key_of(("a", "a"), Options(), "TCP"),
-        probe_cache.key_of(HOSTS, Options(), "MPI"),
-        probe_cache.key_of(HOSTS, dataclasses.replace(Options(), shared_memory=False), "TCP"),
+        probe_cache.key_of(("a", "b", "a"), Options(), "TCP", None),
+        probe_cache.key_of(("a", "a"), Options(), "TCP", None),
+        probe_cache.key_of(HOSTS, Options(), "MPI", None),
+        probe_cache.key_of(HOSTS, dataclasses.replace(Options(), shared_memory=False), "TCP", None),
     ],
 )
 def test_other_hosts_and_transports_have_their_own(other: dict[str, Any], tmp_path: Path) -> None:

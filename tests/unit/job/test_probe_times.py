@@ -86,8 +86,7 @@ def cluster(counts: tuple[int, ...]) -> Tree:
 
 
 def found(stand: Times) -> tuple[Tree, str]:
-    hosts = stand.tree.hosts()
-    tree, _, doubt = probe._measured(stand, [f"h{number + 1}" for number in range(len(hosts))], hosts)
+    tree, _, doubt = probe._measured(stand, stand.tree.host_nodes)
     return tree, doubt
 
 
@@ -102,6 +101,35 @@ def test_the_links_are_those_of_the_times() -> None:
     assert tree.root.link.beta_s_per_byte == pytest.approx(PORT, rel=0.05)
     assert all(port == tree.root.link for port in tree.root.ports)
     assert tree.selection_s_per_byte == pytest.approx(1.9e-4 / probe.SELECTED_NBYTES, rel=0.05)
+
+
+def with_groups(first: int) -> Node:
+    """Two pairs joined by NVLink and a GPU alone, which PCIe joins; and beyond them another pair."""
+    fast, bus, memory = Link(2e-6, 1e-11), Link(4e-6, 5e-11), Link(8e-6, 2e-10)
+    pairs = [tuple(leaf(first + 2 * number + place) for place in range(2)) for number in range(3)]
+    near = [Node(f"pair {number}", fast, pair, medium="NVLink") for number, pair in enumerate(pairs)]
+    left = Node("left", bus, (*near[:2], leaf(first + 6)), medium="PCIe")
+    return Node(f"host of {first}", memory, (left, near[2]), medium="host memory")
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_the_links_between_groups_of_gpus_are_those_of_the_times(hosts: int) -> None:
+    nodes = tuple(with_groups(7 * number) for number in range(hosts))
+    root = nodes[0] if hosts == 1 else Node("cluster", Link(5e-5, PORT), nodes)
+    stand = Times(Tree(root, handover=Link(1e-5, 1e-12)), alone(hosts))
+    stand.on_gpu = True
+    tree, _ = found(stand)
+    assert [sorted(ranks) for ranks in tree.hosts()] == [list(range(7 * n, 7 * n + 7)) for n in range(hosts)]
+    assert len(tree.levels()) == 2 + hosts
+    for seen, true in zip(tree.host_nodes, nodes, strict=True):
+        pairs = [(seen, true), (seen.children[0], true.children[0]), (seen.children[1], true.children[1])]
+        pairs.append((seen.children[0].children[0], true.children[0].children[0]))
+        for one, other in pairs:
+            assert (one.name, one.medium, one.ranks) == (other.name, other.medium, other.ranks)
+            assert one.link.beta_s_per_byte == pytest.approx(other.link.beta_s_per_byte, rel=0.1)
+            assert one.link.alpha_s == pytest.approx(other.link.alpha_s, rel=0.2, abs=1e-6)
+    words = network.describe(tree)
+    assert words.startswith("between hosts" if hosts == 2 else "in hosts (host memory)") and "(NVLink)" in words
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -85,7 +85,7 @@ def test_the_table_has_every_key_that_a_file_may_have() -> None:
         link: {alpha_s: 0, gbit_per_s: 1}
         children:
           - {rank: 0, port: {alpha_s: 0, gbit_per_s: 1}}
-          - {link: {alpha_s: 0, beta_s_per_byte: 0}, cores: 1.5, ranks: [1]}
+          - {link: {alpha_s: 0, beta_s_per_byte: 0}, cores: 1.5, medium: PCIe, ranks: [1]}
     """
     assert reader.parse(everything).size == 2
     rows = {name: (place, takes) for name, place, takes, _ in reader.table()}
