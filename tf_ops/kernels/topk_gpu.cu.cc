@@ -216,6 +216,7 @@ int Run(const Call& call, KeyOf<Bits> infinity) {
   HVD_EXT_CUDA(cudaGetDevice(&device));
   HVD_EXT_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
   const int64_t most = static_cast<int64_t>(processors) * kBlocksPerProcessor;
+  const int64_t most_of_scan = static_cast<int64_t>(processors) * kScanBlocks;
   HVD_EXT_CUDA(cudaMemsetAsync(call.workspace, 0, layout.cleared, call.stream));
   if (layout.tiles == 0) {
     if (call.non_finite == nullptr) return 0;
@@ -227,7 +228,7 @@ int Run(const Call& call, KeyOf<Bits> infinity) {
   int ticket = 0;
   if (scan_tiles > 0) {
     HVD_EXT_LAUNCH(Sample<Bits>, call.n, kSampleThreads, call.stream, memory, call.x);
-    HVD_EXT_LAUNCH(Scan<Bits>, std::min(scan_tiles, most), kThreads, call.stream, memory, call.x, ticket++);
+    HVD_EXT_LAUNCH(Scan<Bits>, std::min(scan_tiles, most_of_scan), kThreads, call.stream, memory, call.x, ticket++);
   }
   HVD_EXT_LAUNCH(Plan<Bits>, 1, kLanes, call.stream, memory);
   constexpr int kLevels = (kKeyBits<Bits> + kBinBits - 1) / kBinBits;

@@ -11,7 +11,7 @@ namespace hvd_ext::gpu {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kLanes;
-constexpr int kVectors = 8;      // of 16 bytes for each thread: with 3 blocks on a processor enough loads are in flight
+constexpr int kVectors = 8;      // of 16 bytes for each thread: with 2 blocks on a processor enough loads are in flight
 constexpr int kAlignment = 128;  // tiles start at multiples of this, so that each warp reads whole lines
 constexpr int kBins = 2048;      // of a histogram, for 11 bits of a key
 constexpr int kBinBits = 11;
@@ -139,32 +139,52 @@ __device__ inline uint64_t Descriptor(uint64_t state, Counts counts) {
 }
 __device__ inline uint64_t StateOf(uint64_t descriptor) { return descriptor >> 62; }
 
-// Publishes the counts of a tile and returns the sums of those of the earlier tiles of its segment (decoupled
-// look-back, Merrill and Garland 2016). One whole warp must call it. Blocks take tiles in order, so every earlier tile
-// belongs to a block that is running, and the wait ends.
-__device__ inline Counts LookBack(uint64_t* descriptors, uint32_t tile, Counts counts) {
+// What the look-back of a block has in shared memory.
+struct Looked {
+  Counts warps[kWarps];
+  bool ended[kWarps];
+};
+
+// Publishes the counts of a tile. One thread calls it.
+__device__ inline void Publish(uint64_t* descriptors, uint32_t tile, Counts counts) {
+  StoreNow(&descriptors[tile], Descriptor(tile == 0 ? kUpToTile : kOfTile, counts));
+}
+
+// Returns the sums of the counts of the earlier tiles of a segment (decoupled look-back, Merrill and Garland 2016), and
+// publishes those up to this tile. All threads of the block call it after Publish; each looks at another tile, since
+// the tiles of hundreds of blocks are under way, and one step of a warp after the other would take longer than reading
+// the tile. Blocks take tiles in order, so every earlier tile belongs to a block that is running, and the wait ends.
+__device__ inline Counts LookBack(uint64_t* descriptors, uint32_t tile, Counts counts, Looked* shared) {
   Counts before = {0, 0};
-  if (tile > 0) {
-    if (Lane() == 0) StoreNow(&descriptors[tile], Descriptor(kOfTile, counts));
-    int64_t look = static_cast<int64_t>(tile) - 1 - Lane();
-    for (;;) {
-      uint64_t seen = look >= 0 ? LoadNow(&descriptors[look]) : Descriptor(kUpToTile, {0, 0});
-      while (__any_sync(kAllLanes, StateOf(seen) == kUnknown)) {
-        Pause();
-        if (StateOf(seen) == kUnknown) seen = LoadNow(&descriptors[look]);
-      }
-      // Lanes look at tiles from the nearest to the farthest. The first kUpToTile includes all tiles beyond it.
-      const unsigned sums = __ballot_sync(kAllLanes, StateOf(seen) == kUpToTile);
-      const bool counted = sums == 0 || Lane() < __ffs(sums);
-      before.above += WarpSum(counted ? static_cast<uint32_t>(seen >> 31) & 0x7fffffffu : 0);
-      before.equal += WarpSum(counted ? static_cast<uint32_t>(seen) & 0x7fffffffu : 0);
-      if (sums != 0) break;
-      look -= kLanes;
+  if (tile == 0) return before;
+  for (int64_t look = static_cast<int64_t>(tile) - 1 - static_cast<int64_t>(threadIdx.x);; look -= kThreads) {
+    uint64_t seen = look >= 0 ? LoadNow(&descriptors[look]) : Descriptor(kUpToTile, {0, 0});
+    while (StateOf(seen) == kUnknown) {
+      Pause();
+      seen = LoadNow(&descriptors[look]);
     }
+    // Threads look at tiles from the nearest to the farthest. The first kUpToTile includes all tiles beyond it.
+    const unsigned sums = __ballot_sync(kAllLanes, StateOf(seen) == kUpToTile);
+    const bool counted = sums == 0 || Lane() < __ffs(sums);
+    const Counts mine = {WarpSum(counted ? static_cast<uint32_t>(seen >> 31) & 0x7fffffffu : 0),
+                         WarpSum(counted ? static_cast<uint32_t>(seen) & 0x7fffffffu : 0)};
+    if (Lane() == 0) {
+      shared->warps[Warp()] = mine;
+      shared->ended[Warp()] = sums != 0;
+    }
+    __syncthreads();
+    bool ended = false;
+    for (int w = 0; w < kWarps && !ended; ++w) {
+      before.above += shared->warps[w].above;
+      before.equal += shared->warps[w].equal;
+      ended = shared->ended[w];
+    }
+    if (ended && threadIdx.x == 0) {
+      StoreNow(&descriptors[tile], Descriptor(kUpToTile, {before.above + counts.above, before.equal + counts.equal}));
+    }
+    __syncthreads();  // before `shared` is written again
+    if (ended) return before;
   }
-  const Counts up_to = {before.above + counts.above, before.equal + counts.equal};
-  if (Lane() == 0) StoreNow(&descriptors[tile], Descriptor(kUpToTile, up_to));
-  return before;
 }
 
 // What the host knows about a segment. A Group is an argument of Setup, and a kernel's arguments are limited to 4 KiB.

@@ -10,6 +10,7 @@ constexpr int64_t kUnsampled = 32768;  // elements; a segment of at most this le
 constexpr int kSampleThreads = 1024;   // each reads one line
 constexpr int kLineVectors = 4;
 constexpr int kBlocksPerProcessor = 3;  // a tile fits in registers without spilling, and enough bytes are in flight
+constexpr int kScanBlocks = 2;          // the same for two tiles
 
 __global__ void Setup(Memory memory, Group group, int64_t first, int count, int64_t scan_tiles, int32_t* non_finite) {
   const int i = threadIdx.x;
@@ -101,19 +102,24 @@ __global__ void __launch_bounds__(kSampleThreads) Sample(Memory memory, const vo
 
 struct Places {
   Counts warps[kWarps];
-  Counts before;  // of the earlier tiles of the segment
+  Looked looked;
 };
 struct Compaction {
   Work work;
   Places places;
 };
 
-// Calls put(place, v, e) for each key > bound of the tile, and for its keys == bound that are among the first `limit`
-// of the source; `place` counts them in the order of their indices. Returns, in warp 0, the counts of the source up to
-// and including this tile.
-template <typename Bits, typename Put>
-__device__ Counts Compact(const Tile<Bits>& tile, uint32_t number, KeyOf<Bits> bound, uint32_t limit,
-                          uint64_t* descriptors, Places* shared, const Put& put) {
+// How many keys of a tile are above a bound, and how many equal it.
+struct Found {
+  Counts warp;     // of this warp
+  Counts earlier;  // of the warps before it
+  Counts tile;
+};
+
+// Counts the keys of a tile, and publishes the counts.
+template <typename Bits>
+__device__ Found Find(const Tile<Bits>& tile, uint32_t number, KeyOf<Bits> bound, uint64_t* descriptors,
+                      Places* shared) {
   Counts counts = {0, 0};
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
@@ -125,24 +131,30 @@ __device__ Counts Compact(const Tile<Bits>& tile, uint32_t number, KeyOf<Bits> b
     }
   }
   const uint32_t both = WarpSum(counts.above | counts.equal << 16);  // each is at most 2048
-  counts = {both & 0xffff, both >> 16};
-  if (Lane() == 0) shared->warps[Warp()] = counts;
+  Found found = {{both & 0xffff, both >> 16}, {0, 0}, {0, 0}};
+  if (Lane() == 0) shared->warps[Warp()] = found.warp;
   __syncthreads();
-  Counts all = {0, 0};
-  if (Warp() == 0) {
-    const Counts mine = Lane() < kWarps ? shared->warps[Lane()] : Counts{0, 0};
-    all = {WarpSum(mine.above), WarpSum(mine.equal)};
-    const Counts before = LookBack(descriptors, number, all);
-    if (Lane() == 0) shared->before = before;
-    all = {before.above + all.above, before.equal + all.equal};
+  for (int w = 0; w < kWarps; ++w) {
+    const Counts one = shared->warps[w];
+    found.tile.above += one.above;
+    found.tile.equal += one.equal;
+    if (w < Warp()) found.earlier = found.tile;
   }
-  __syncthreads();
-  Counts before = shared->before;
-  for (int w = 0; w < Warp(); ++w) {
-    before.above += shared->warps[w].above;
-    before.equal += shared->warps[w].equal;
-  }
-  if (counts.above == 0 && (counts.equal == 0 || before.equal >= limit)) return all;
+  if (threadIdx.x == 0) Publish(descriptors, number, found.tile);
+  return found;
+}
+
+// Calls put(place, v, e) for each key > bound of the tile, and for its keys == bound that are among the first `limit`
+// of the source; `place` counts them in the order of their indices. Returns the counts of the source up to and
+// including this tile. A barrier must come between Find and what Find does for the next tile.
+template <typename Bits, typename Put>
+__device__ Counts Compact(const Tile<Bits>& tile, uint32_t number, KeyOf<Bits> bound, uint32_t limit,
+                          const Found& found, uint64_t* descriptors, Places* shared, const Put& put) {
+  Counts before = LookBack(descriptors, number, found.tile, &shared->looked);
+  const Counts all = {before.above + found.tile.above, before.equal + found.tile.equal};
+  before.above += found.earlier.above;
+  before.equal += found.earlier.equal;
+  if (found.warp.above == 0 && (found.warp.equal == 0 || before.equal >= limit)) return all;
 
   const unsigned lower = (1u << Lane()) - 1;
 #pragma unroll
@@ -177,15 +189,23 @@ __device__ Counts Compact(const Tile<Bits>& tile, uint32_t number, KeyOf<Bits> b
   return all;
 }
 
+// The loads of the next tile are on their way while the counts of this one wait for those of the tiles before.
 template <typename Bits>
-__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) Scan(Memory memory, const void* x, int ticket) {
+__global__ void __launch_bounds__(kThreads, kScanBlocks) Scan(Memory memory, const void* x, int ticket) {
   HVD_EXT_SHARED(Compaction, shared);
   Tiles tiles(&memory.tickets[ticket], memory.scan_starts, memory.n);
-  while (tiles.Next(&shared.work)) {
+  Tile<Bits> next;
+  bool any = tiles.Next(&shared.work);
+  if (any) next.Load(OfX<Bits>(x, memory.segments[shared.work.segment]), shared.work.tile);
+  while (any) {
     const Work work = shared.work;
+    const Tile<Bits> tile = next;
     const Segment& segment = memory.segments[work.segment];
-    Tile<Bits> tile;
-    tile.Load(OfX<Bits>(x, segment), work.tile);
+    const KeyOf<Bits> bound = static_cast<KeyOf<Bits>>(memory.states[work.segment].bound);
+    uint64_t* descriptors = memory.scanned + segment.tile;
+    const Found found = Find<Bits>(tile, work.tile, bound, descriptors, &shared.places);
+    any = tiles.Next(&shared.work);
+    if (any) next.Load(OfX<Bits>(x, memory.segments[shared.work.segment]), shared.work.tile);
     Bits* values = static_cast<Bits*>(memory.values) + segment.candidates;
     uint32_t* positions = memory.positions + segment.candidates;
     const uint32_t capacity = segment.capacity, head = segment.head;
@@ -194,9 +214,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) Scan(Memory mem
       values[place] = tile.vectors[v].bits[e];
       positions[place] = tile.Place(v, e) - head;
     };
-    const KeyOf<Bits> bound = static_cast<KeyOf<Bits>>(memory.states[work.segment].bound);
-    const Counts all =
-        Compact<Bits>(tile, work.tile, bound, segment.k, memory.scanned + segment.tile, &shared.places, put);
+    const Counts all = Compact<Bits>(tile, work.tile, bound, segment.k, found, descriptors, &shared.places, put);
     if (work.tile + 1 == work.tiles && threadIdx.x == 0) memory.states[work.segment].scanned = all;
   }
 }
@@ -327,13 +345,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) Count(Memory me
     const Segment& segment = memory.segments[work.segment];
     State& state = memory.states[work.segment];  // Narrow writes it when all tiles are counted
     if (state.resolved) continue;
-    for (int b = threadIdx.x; b < kBins; b += kThreads) shared.bins[b] = 0;
     Tile<Bits> tile;
     tile.Load(OfState<Bits>(memory, x, segment, state), work.tile);
-    __syncthreads();
-    CountTile<Bits>(tile, static_cast<KeyOf<Bits>>(state.base), state.shift, state.bins, shared.bins);
-    __syncthreads();
-    if (work.tiles == 1 || Gather(memory, segment, &shared)) Narrow<Bits>(&state, &shared);
+    const bool alone = work.tiles == 1;
+    do {  // a block that has the whole segment needs no further launches
+      for (int b = threadIdx.x; b < kBins; b += kThreads) shared.bins[b] = 0;
+      __syncthreads();
+      CountTile<Bits>(tile, static_cast<KeyOf<Bits>>(state.base), state.shift, state.bins, shared.bins);
+      __syncthreads();
+      if (alone || Gather(memory, segment, &shared)) Narrow<Bits>(&state, &shared);
+      __syncthreads();
+    } while (alone && !state.resolved);
   }
 }
 
@@ -374,8 +396,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
       }
       if (values != nullptr) static_cast<Bits*>(values)[out + place] = tile.vectors[v].bits[e];
     };
-    Compact<Bits>(tile, work.tile, static_cast<KeyOf<Bits>>(state.base), state.need, memory.emitted + segment.tile,
-                  &shared.places, put);
+    const KeyOf<Bits> bound = static_cast<KeyOf<Bits>>(state.base);
+    uint64_t* descriptors = memory.emitted + segment.tile;
+    const Found found = Find<Bits>(tile, work.tile, bound, descriptors, &shared.places);
+    Compact<Bits>(tile, work.tile, bound, state.need, found, descriptors, &shared.places, put);
   }
 }
 

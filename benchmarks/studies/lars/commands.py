@@ -16,9 +16,9 @@ def lars(
         str,
         typer.Option(
             help="With commas; norms: of all tensors, beside one pass over the same bytes and one op per tensor; "
-            "update: the whole step, beside the same in Keras' operations and SGD; pto: norms divided among ranks."
+            "update: the whole step of LARS, beside the same in Keras' operations and SGD; lamb: that of LAMB on one rank; pto: norms divided among ranks."
         ),
-    ] = "norms,update,pto",
+    ] = "norms,update,lamb,pto",
     repetitions: command.Repetitions = 7,
     calls: Annotated[int, typer.Option(metavar="N", help="Calls of a sample.")] = 3,
     threads: Annotated[int, typer.Option(metavar="N", help="Threads of each rank.")] = 1,

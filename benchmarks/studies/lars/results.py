@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.studies.lars.worker import NORMS, PTO, UPDATE
+from benchmarks.studies.lars.worker import LAMB, NORMS, PTO, UPDATE
 from benchmarks.studies.markdown import table as markdown_table, where
 from hvd_ext.bench.results import cluster_name
 from hvd_ext.bench.table import drawn
@@ -22,6 +22,9 @@ NAMES = {
     (UPDATE, "ours"): "hvd.optimizers.LARS",
     (UPDATE, "ops"): "the same LARS in Keras' operations",
     (UPDATE, "sgd"): "keras.optimizers.SGD, momentum",
+    (LAMB, "ours"): "hvd.optimizers.LAMB",
+    (LAMB, "ops"): "the same LAMB in Keras' operations",
+    (LAMB, "keras"): "keras.optimizers.Lamb",
     (PTO, "alone"): "norms: each rank all",
     (PTO, "together"): "norms: divided among the ranks",
     (PTO, "auto"): "norms: auto",
@@ -35,6 +38,8 @@ GOALS = (
     (NORMS, "ours", "cpu", "l2_loss", 1 / 3),
     (UPDATE, "ours", "cpu", "ops", 0.5),
     (UPDATE, "ours", "cpu", "sgd", 1.2),
+    (LAMB, "ours", "cpu", "ops", 0.5),
+    (LAMB, "ours", "cpu", "keras", 0.5),
     (PTO, "together", "cpu", "alone", 0.35),
     (PTO, "auto", "seconds", "best", 1.05),
 )

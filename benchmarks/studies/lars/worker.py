@@ -16,10 +16,11 @@ from hvd_ext.planning.models import convolutional, transformers
 
 MODELS = {"resnet50": convolutional.resnet50, "transformer": transformers.bert_base}
 # The parts of the benchmark and what is measured in each, in the order in which it is shown.
-NORMS, UPDATE, PTO = "norms", "update", "pto"
+NORMS, UPDATE, LAMB, PTO = "norms", "update", "lamb", "pto"
 CONTESTANTS = {
     NORMS: ("read", "ours", "l2_loss", "norm"),
     UPDATE: ("ours", "ops", "sgd"),
+    LAMB: ("ours", "ops", "keras"),
     PTO: ("alone", "together", "auto"),
 }
 # Calls before the first sample; a trial of both ways ends with its tenth.
@@ -108,11 +109,30 @@ class Bench:
 
     def _update_ops(self) -> Callable[[], Any]:
         import hvd_ext as hvd
+
+        return self._in_operations(hvd.optimizers.LARS(0.1, weight_decay=1e-4))
+
+    def _lamb_ours(self) -> Callable[[], Any]:
+        import hvd_ext as hvd
+
+        return self._update(hvd.optimizers.LAMB(1e-3, weight_decay=1e-2))
+
+    def _lamb_ops(self) -> Callable[[], Any]:
+        import hvd_ext as hvd
+
+        return self._in_operations(hvd.optimizers.LAMB(1e-3, weight_decay=1e-2))
+
+    def _lamb_keras(self) -> Callable[[], Any]:
+        import keras
+
+        return self._update(keras.optimizers.Lamb(1e-3, weight_decay=1e-2))
+
+    def _in_operations(self, optimizer: Any) -> Callable[[], Any]:
         from hvd_ext.tensorflow import norms
 
         found, norms.device_of = norms.device_of, lambda variables: None
         try:
-            return self._update(hvd.optimizers.LARS(0.1, weight_decay=1e-4))
+            return self._update(optimizer)
         finally:
             norms.device_of = found
 
@@ -173,6 +193,8 @@ def measured(task: Task) -> Iterator[dict[str, Any]]:
     for model in task.models:
         bench = Bench(model, task.threads)
         for part in task.parts:
+            if part == LAMB and hvd.size() > 1:
+                continue  # each rank would do the same, with six arrays of the size of the model
             calls = bench.calls(part)
             for name, call in calls.items():
                 for _ in range(WARM_AUTO if name == "auto" else WARM):
@@ -201,6 +223,7 @@ def measured(task: Task) -> Iterator[dict[str, Any]]:
                     "seconds_samples": [one[0] for one in found],
                     "cpu_samples": [one[1] for one in found],
                 }
+            del calls  # and the slots of its optimizers
 
 
 def _traced(function: Callable[[], Any]) -> Callable[[], Any]:

@@ -85,7 +85,7 @@ class LAMB(Layerwise):
 
     def _update(self, gradients: list[Any], variables: list[Any], learning_rate: Any) -> None:
         places, gradients = self._places(variables), self._dense(gradients, variables)
-        decays, device = self._decays(places), self.device_of_update(variables)
+        decays, device = self._decays(places), self._device_of_update(variables)
         step = ops.cast(self.iterations + 1, "float64")
         # in float64 from the start: 1 - 0.999 of float32 numbers is wrong by 1e-5 of itself
         betas = tf.constant([self.beta_1, self.beta_2], tf.float64)

@@ -177,7 +177,7 @@ class LARS(Layerwise):
         """Update all variables with one op, where that is possible."""
         from hvd_ext.tensorflow import updates
 
-        device = self.device_of_update(variables)
+        device = self._device_of_update(variables)
         if device is None:
             return False
         updates.apply_lars(

@@ -160,7 +160,7 @@ class Layerwise(keras.optimizers.Optimizer):
             return ops.sqrt(_plain_squares(variables))
         return ops.sqrt(norms.squares([tf.convert_to_tensor(variable) for variable in variables], device))
 
-    def device_of_update(self, variables: Sequence[Any]) -> str | None:
+    def _device_of_update(self, variables: Sequence[Any]) -> str | None:
         """Find where ops can update variables, outside of XLA; None where Keras' operations do it."""
         from hvd_ext.tensorflow import norms
 

@@ -313,7 +313,7 @@ def _update(optimizer: Any, plain: Any, variables: list[Any], reduced: Sequence[
     """
     gradients = [_multiplied(gradient, scale) for gradient in reduced]
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    by_ops = isinstance(inner, Layerwise) and inner.device_of_update(variables) is not None
+    by_ops = isinstance(inner, Layerwise) and inner._device_of_update(variables) is not None
     if optimizer._hvd_ext.compiles_update and not by_ops:
         xla.update(lambda tensors: plain(tensors, variables), gradients)
     else:

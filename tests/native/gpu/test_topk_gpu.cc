@@ -178,17 +178,35 @@ TEST("gpu: wrong arguments are refused in words") {
   CHECK_EQ(hvd_ext_topk_gpu_workspace(0, nullptr, -1), HVD_EXT_TOPK_GPU_INVALID);
 }
 
-void SumUp(uint64_t* descriptors, gpu::Counts* before) { *before = gpu::LookBack(descriptors, 40, {3, 4}); }
+constexpr uint32_t kTiles = 600;  // more than a block has threads, twice
+void SumUp(uint64_t* descriptors, uint32_t tile, gpu::Counts* before) {
+  HVD_EXT_SHARED(gpu::Looked, shared);
+  if (threadIdx.x == 0) gpu::Publish(descriptors, tile, {3, 4});
+  *before = gpu::LookBack(descriptors, tile, {3, 4}, &shared);
+}
 
-TEST("gpu: a look-back adds up to 2^31 - 1, over more tiles than a warp has lanes") {
-  constexpr uint32_t kMany = (1u << 31) - 1 - 39 * 2 - 3;
-  std::vector<uint64_t> descriptors(41, gpu::Descriptor(gpu::kOfTile, {2, 0}));
+TEST("gpu: a look-back adds up to 2^31 - 1, over more tiles than a block has threads") {
+  constexpr uint32_t kMany = (1u << 31) - 1 - (kTiles - 1) * 2 - 3;
+  std::vector<uint64_t> descriptors(kTiles + 1, gpu::Descriptor(gpu::kOfTile, {2, 0}));
   descriptors[0] = gpu::Descriptor(gpu::kUpToTile, {kMany, kMany});
   gpu::Counts before;
-  gpu::Launch(SumUp, 1, gpu::kLanes, nullptr, descriptors.data(), &before);
-  CHECK_EQ(before.above, kMany + 39 * 2);
+  const auto look = [&](uint32_t tile) {
+    gpu::Launch(SumUp, 1, gpu::kThreads, nullptr, descriptors.data(), tile, &before);
+  };
+  look(kTiles);
+  CHECK_EQ(before.above, kMany + (kTiles - 1) * 2);
   CHECK_EQ(before.equal, kMany);
-  CHECK_EQ(descriptors[40], gpu::Descriptor(gpu::kUpToTile, {kMany + 39 * 2 + 3, kMany + 4}));
+  CHECK_EQ(descriptors[kTiles], gpu::Descriptor(gpu::kUpToTile, {kMany + (kTiles - 1) * 2 + 3, kMany + 4}));
+  descriptors[300] = gpu::Descriptor(gpu::kUpToTile, {1000, 7});  // what lies before it does not count
+  for (uint32_t tile : {301u, 340u, 599u}) {
+    look(tile);
+    CHECK_EQ(before.above, 1000 + (tile - 301) * 2);
+    CHECK_EQ(before.equal, 7);
+    descriptors[tile] = gpu::Descriptor(gpu::kOfTile, {2, 0});
+  }
+  look(0);
+  CHECK_EQ(before.above, 0);
+  CHECK_EQ(descriptors[0], gpu::Descriptor(gpu::kUpToTile, {3, 4}));
 }
 
 // One block of 64 threads: each thread reads what another has written.
