@@ -48,6 +48,7 @@ LIMITS_S[LAST] = 400.0
 CHECKING_S, SANITIZED_S = 50, 15
 # Ranks that share the GPU, the density of what they send, and what they add up: the gradients of ResNet-50.
 SHARING, GRADIENTS, SUMS = ((2, ""), (4, ""), (2, "0.01")), 25_557_032, 20
+STEPS = "50"  # of each training of the job
 # How many arrays the updates of LARS and of LAMB read and write; a copy reads one and writes one.
 LAYERWISE = {"lars": 5, "lamb": 10}
 TOOLS = ("memcheck", "racecheck", "synccheck")
@@ -331,10 +332,17 @@ def with_tensorflow(clock: Clock) -> Iterator[tuple[Phase, list[dict[str, Any]]]
     if mpirun is None:
         yield Phase("job", MISSING, why="mpirun was not found"), []
     else:
-        # ranks of one GPU, of whose memory TensorFlow would take all
-        settings = ["-x", "CUDA_VISIBLE_DEVICES=0", "-x", "TF_FORCE_GPU_ALLOW_GROWTH=true", "--oversubscribe"]
-        command = [mpirun, "-np", "2", *settings, sys.executable, "-m", "tests.native.gpu.job"]
-        yield run("job", [*command, str(LIBRARIES / BUILT_FILES[-1])], clock.limit("job")), []
+        # One GPU for both ranks, of whose memory TensorFlow would take all; and the same kernels in both trainings.
+        settings = {
+            "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],
+            "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+            "TF_DETERMINISTIC_OPS": "1",
+            "XLA_FLAGS": "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0",
+        }
+        passed = [word for name, value in settings.items() for word in ("-x", f"{name}={value}")]
+        os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")  # as in containers
+        command = [mpirun, "-np", "2", "--oversubscribe", *passed, sys.executable, "-m", "tests.native.gpu.job"]
+        yield run("job", [*command, str(LIBRARIES / BUILT_FILES[-1]), STEPS], clock.limit("job")), []
     yield timed(LAST, [sys.executable, str(ROOT / "benchmarks" / "gpu_training.py")], clock)
 
 

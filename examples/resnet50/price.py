@@ -24,7 +24,7 @@ from hvd_ext.planning.models.layer import Layer
 from hvd_ext.planning.scaling import Row, on_cluster
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.topology.read import read
-from hvd_ext.topology.tree import SHARED_MEMORY, Link, Node, Tree
+from hvd_ext.topology.tree import SHARED_MEMORY, Link, Node, Tree, leaf, replace_hosts
 
 from .schedule import Steps
 from .settings import Network, Phase, Settings, SettingsError
@@ -195,12 +195,11 @@ def rate_of(settings: Settings, pixels: int) -> float:
 def through_host_memory(tree: Tree) -> Tree:
     """Give a cluster the links inside hosts that a job assumes for shared memory, 2 GB/s for each rank."""
 
-    def changed(node: Node) -> Node:
-        if all(not child.children for child in node.children):
-            return replace(node, link=SHARED_MEMORY, children=tuple(replace(one, port=None) for one in node.children))
-        return replace(node, children=tuple(map(changed, node.children)))
+    def changed(host: Node) -> Node:
+        ranks = tuple(leaf(rank) for rank in host.ranks)
+        return Node(host.name, SHARED_MEMORY, ranks, port=host.port, cores=host.cores)
 
-    return replace(tree, root=changed(tree.root))
+    return replace_hosts(tree, changed)
 
 
 def _price(settings: Settings, phase: Phase, kind: str, steps: int, tree: Tree, host_memory: bool) -> PhasePrice:

@@ -37,6 +37,7 @@ def joined(running: engine.Engine, settings: options.Options, comm: Any) -> runt
                 "transport": settings.transport,
                 "topology": "found by itself" if tree is None else repr(tree),
                 "probe": settings.probe,
+                "gpu_buckets": settings.gpu_buckets,
                 "trace": "none" if settings.trace is None else "recorded",
             },
         }

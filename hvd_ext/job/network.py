@@ -207,4 +207,7 @@ def rate(link: Link) -> str:
     if not link.beta_s_per_byte:
         return "no limit"
     bits = rounded(8 / link.beta_s_per_byte)
-    return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"
+    for unit, least in (("Tbit/s", 1e12), ("Gbit/s", 1e9)):
+        if bits >= least:
+            return f"{bits / least:.3g} {unit}"
+    return f"{bits / 1e6:.3g} Mbit/s"

@@ -271,10 +271,10 @@ def _measured(stand: Stand, skeletons: Sequence[Node]) -> tuple[Tree, tuple[Curv
     }
     betas = levelled([found.link.beta_s_per_byte for found in timed.values()])
     links = {ring.ranks: Link(alphas_s[ring.medium], beta) for ring, beta in zip(timed, betas, strict=True)}
-    joined, curves = _joined(seen, joins, handover)
-    nodes = [_with_links(node, links | joined) for node in skeletons]
     gamma = float(np.median([found.gamma_s_per_byte for found in timed.values()] or [0.0]))
     message_s = float(np.median([found.message_s for found in timed.values()] or [0.0]))
+    joined, curves = _joined(seen, joins, handover, message_s)
+    nodes = [_with_links(node, links | joined) for node in skeletons]
     if timed:
         slowest = max(timed.values(), key=lambda found: found.link.beta_s_per_byte)
         curves.insert(0, Curve("in hosts", slowest.points, slowest.link))
@@ -371,7 +371,7 @@ def _time_joins(stand: Stand, joins: Mapping[str, Sequence[Node]]) -> None:
 
 
 def _joined(
-    seen: Sequence[Times], joins: Mapping[str, Sequence[Node]], handover: Link
+    seen: Sequence[Times], joins: Mapping[str, Sequence[Node]], handover: Link, message_s: float
 ) -> tuple[dict[tuple[int, ...], Link], list[Curve]]:
     """The links of nodes that join groups of GPUs, by their ranks, and a curve for each medium."""
     links, curves = {}, []
@@ -379,7 +379,8 @@ def _joined(
         parts, of_nodes = _pairs_of(nodes)
         everyone = [pair for of_node in of_nodes for pair in of_node]
         small = [_of(_ranks_of(seen, parts, pair), f"{medium}, 1 {SMALL}") for pair in everyone]
-        alpha_s = max(float(np.median(small)) - handover.alpha_s, 0.0) / ROUNDS
+        alpha_s = max((float(np.median(small)) - handover.alpha_s) / ROUNDS - 2 * message_s, 0.0)
+        shown = Curve(f"in hosts, {medium}", (), Link(alpha_s, 0.0))
         for node, pairs in zip(nodes, of_nodes, strict=True):
             slowest = Link(alpha_s, 0.0)
             for pair in pairs:
@@ -388,9 +389,12 @@ def _joined(
                     whole_s = _of(_ranks_of(seen, parts, pair), f"{medium} {nbytes}")
                     own_s = handover.alpha_s + 2 * nbytes * handover.beta_s_per_byte
                     points.append((_share(parts, everyone, pair) * nbytes, max(whole_s - own_s, whole_s / 4)))
-                slowest = max(slowest, Link(alpha_s, line(points).beta_s_per_byte), key=lambda one: one.beta_s_per_byte)
+                found = Link(alpha_s, line(points).beta_s_per_byte)
+                slowest = max(slowest, found, key=lambda one: one.beta_s_per_byte)
+                if found.beta_s_per_byte >= shown.link.beta_s_per_byte:
+                    shown = replace(shown, points=tuple(points), link=found)
             links[node.ranks] = slowest
-        curves.append(Curve(f"in hosts, {medium}", tuple(points), slowest))
+        curves.append(shown)
     return links, curves
 
 

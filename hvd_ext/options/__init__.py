@@ -104,7 +104,7 @@ PROBES = ("auto", "refresh", "off")
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The options of a job, equal on all ranks except for cache, the two stall times, shared_memory, interfaces,
-    tcp_congestion, gpu_buckets and quiet.
+    tcp_congestion and quiet.
 
     Args:
         algorithm: "auto", or the name of an allreduce algorithm ("ring", "two_level", "flexreduce").
@@ -132,7 +132,7 @@ class Options:
         tcp_congestion: the congestion control of the connections of "tcp", as Linux names it; empty for the system's,
             and so it is where the system does not have it. "reno" divides a link evenly among the ranks of a host;
             "cubic" and "bbr" suit long delays.
-        gpu_buckets: whether this rank keeps buckets in the memory of its GPU (docs/gpu.md). Not yet used on a GPU.
+        gpu_buckets: whether ranks keep buckets in the memory of their GPUs (docs/gpu.md). Not yet used on a GPU.
         trace: the folder for a trace of every bucket, on all ranks or on none; None for no trace.
         quiet: rank 0 does not print what runs (version, ranks, hosts, algorithm, buckets). Warnings stay.
         explain: rank 0 prints a table of the buckets, and of the reasons for them, whenever they were planned.
@@ -261,7 +261,7 @@ SETTINGS: tuple[Setting, ...] = (
         "network interfaces that tcp uses, as in eth0,10.0.0.0/24; empty: Open MPI's btl_tcp_if_include, or all",
     ),
     Setting("tcp_congestion", "the congestion control of tcp, such as cubic; empty: the system's; else reno"),
-    Setting("gpu_buckets", "1: buckets lie in the memory of this rank's GPU; not yet used on a GPU"),
+    Setting("gpu_buckets", "1: buckets lie in the memory of the ranks' GPUs; not yet used on a GPU"),
     Setting("trace", "folder for a trace of every bucket, which the command `trace` reads; empty: no trace"),
     Setting("quiet", "1: rank 0 does not print what runs (ranks, hosts, algorithm, buckets)"),
     Setting("explain", "1: rank 0 prints a table of the buckets whenever they are planned"),

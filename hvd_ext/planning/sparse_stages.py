@@ -50,10 +50,11 @@ def up(tree: Tree, height: int, units: int) -> tuple[list[Level], Held]:
     """Makes the levels that reduce within the parties, and each rank's shard after them, as begin and end in units."""
     levels: list[Level] = []
     shards: Held = dict.fromkeys(tree.ranks, (0, units))
-    for _, level, now in climb(tree, units, lambda node: node.height <= height):
+    for nodes, level, now in climb(tree, units, lambda node: node.height <= height):
         shards = now
         if level.calls:
-            levels.append(Level(level.calls, "reduce-scatter in hosts" if not levels else "reduce in racks"))
+            where = "hosts" if max(node.height for node in nodes) == HOSTS else "racks"
+            levels.append(Level(level.calls, f"{'reduce' if levels else 'reduce-scatter'} in {where}"))
     return levels, shards
 
 

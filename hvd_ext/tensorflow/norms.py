@@ -50,32 +50,76 @@ def squares(tensors: Sequence[tf.Tensor], device: str = ops.HOST) -> tf.Tensor:
     return _in_order(tf.concat(squares_of_groups, 0), groups)
 
 
-def divided_squares(tensors: Sequence[tf.Tensor], job: Runtime, name: str, device: str = ops.HOST) -> tf.Tensor:
-    """Give `squares`, with the same bits, by blocks divided among the ranks; equal tensors of known shapes."""
+def divided_squares(
+    tensors: Sequence[tf.Tensor],
+    job: Runtime,
+    name: str,
+    device: str = ops.HOST,
+    divided: bool | tf.Tensor = True,
+) -> tf.Tensor:
+    """Give `squares`, with the same bits, by blocks divided among the ranks.
+
+    Args:
+        tensors: equal on all ranks, of known shapes.
+        divided: the same on all ranks; where it is false, each rank computes all. One op has the tensors in both cases:
+            a branch of a graph with hundreds of inputs costs milliseconds.
+    """
+    if divided is False:
+        return squares(tensors, device)
     groups = _by_dtype(tensors)
     sizes = tuple(tuple(_elements(tensors[i]) for i in group) for group in groups)
     parts, counts = _kept_division(sizes, job.engine.size)
-    library, parts_of_rank, begin = ops.library(), [tf.zeros(0, tf.float64)], 0
+    own, library, begin = parts[job.engine.rank], ops.library(), 0
     remaining = iter(counts)
+    sums = [tf.zeros(0, tf.float64)]
     for group in groups:
-        used: list[tf.Tensor] = []  # a tensor of which this rank has no block is no input of the op
-        blocks: list[int] = []
-        before = 0  # blocks of the used tensors
-        for i in group:
-            count = next(remaining)
-            local = [block - begin for block in parts[job.engine.rank] if begin <= block < begin + count]
-            if local:
-                used.append(tensors[i])
-                blocks += [before + block for block in local]
-                before += count
-            begin += count
-        if used:
+        of_group = [next(remaining) for _ in group]
+        share = [block - begin for block in own if begin <= block < begin + sum(of_group)]
+        begin += sum(of_group)
+        if divided is True:
+            sums += _squares_of_share([tensors[i] for i in group], of_group, share, device)
+        else:
+            with tf.device(ops.HOST):  # where the op reads them
+                both = [tf.constant(blocks, tf.int64) for blocks in (share, list(range(sum(of_group))))]
+                blocks = tf.cond(divided, lambda both=both: both[0], lambda both=both: both[1])
             with tf.device(device):
-                parts_of_rank.append(library.hvd_ext_block_squares(used, tf.constant(blocks, tf.int64)))
-    call = calls.Call("pto", job, ops.call_name("pto", name, job), False)
-    gathered = single.gathered(call, tf.concat(parts_of_rank, 0), calls.signature("pto", f"blocks {begin}"))
-    places = np.argsort(np.array([block for part in parts for block in part], np.int64))
-    return _in_order(library.hvd_ext_add_blocks(tf.gather(gathered, places), counts=counts), groups)
+                sums.append(library.hvd_ext_block_squares([tensors[i] for i in group], blocks))
+    of_rank = tf.concat(sums, 0)
+
+    def gathered() -> tf.Tensor:
+        call = calls.Call("pto", job, ops.call_name("pto", name, job), False)
+        joined = single.gathered(call, of_rank, calls.signature("pto", f"blocks {begin}"))
+        return tf.gather(joined, np.argsort(np.array([block for part in parts for block in part], np.int64)))
+
+    of_all = gathered() if divided is True else tf.cond(divided, gathered, lambda: of_rank)
+    return _in_order(library.hvd_ext_add_blocks(of_all, counts=counts), groups)
+
+
+def _squares_of_share(
+    tensors: Sequence[tf.Tensor], counts: Sequence[int], share: Sequence[int], device: str
+) -> list[tf.Tensor]:
+    """Give the squares of some blocks of tensors, as a list of at most one tensor.
+
+    Args:
+        counts: the number of blocks of each tensor.
+        share: the blocks, ascending. A tensor that has none of them is no input of the op.
+    """
+    used: list[tf.Tensor] = []
+    blocks: list[int] = []
+    begin = before = 0  # blocks of all tensors so far, and of the used ones
+    for tensor, count in zip(tensors, counts, strict=True):
+        local = [block - begin for block in share if begin <= block < begin + count]
+        if local:
+            used.append(tensor)
+            blocks += [before + block for block in local]
+            before += count
+        begin += count
+    if not used:
+        return []
+    with tf.device(ops.HOST):
+        wanted = tf.constant(blocks, tf.int64)
+    with tf.device(device):
+        return [ops.library().hvd_ext_block_squares(used, wanted)]
 
 
 def division(sizes: Sequence[Sequence[int]], ranks: int) -> tuple[list[list[int]], list[int]]:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import config  # there is no public way to ask
-from tensorflow.python.ops import cond_v2  # nor to choose how a branch is run
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.job.process_sets import ProcessSet
@@ -103,45 +102,43 @@ class Trial:
     def run(
         self,
         inputs: Sequence[tf.Tensor],
-        alone: Callable[[], tf.Tensor],
-        together: Callable[[], tf.Tensor],
+        work: Callable[[Any], tf.Tensor],
         worst: Callable[[tf.Tensor], tf.Tensor],
     ) -> tf.Tensor:
         """Go one of two ways.
 
         Args:
             inputs: a time begins when they are there.
-            together: the way with all ranks; its result has the same shape and dtype.
+            work: goes the second way, with all ranks, if its argument is true, and the first one if not. The argument
+                is a bool or a scalar tensor, equal on all ranks; the result has the same shape and dtype.
             worst: gives the maximum of a vector over the ranks.
 
         Returns:
             The result of one way; of the first where `tf.config.experimental.enable_op_determinism` forbids clocks.
         """
         if config.is_op_determinism_enabled():
-            return alone()
+            return work(False)
+        if tf.executing_eagerly() and int(self.chosen) >= 0:
+            return work(int(self.chosen) == 1)
+        chosen, tried = self.chosen.read_value(), self._done.read_value()
+        together = tf.where(chosen < 0, tried % 2 == 1, chosen == 1)
+        with tf.control_dependencies(inputs):
+            begin = tf.timestamp()
+        with tf.control_dependencies([begin]):
+            result = work(bool(together) if tf.executing_eagerly() else together)
+        with tf.control_dependencies([result]):
+            seconds = tf.timestamp() - begin
+        with tf.control_dependencies([tf.cond(chosen < 0, lambda: self._note(seconds, worst), lambda: False)]):
+            return tf.identity(result)
 
-        def timed(way: Callable[[], tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-            with tf.control_dependencies(inputs):
-                begin = tf.timestamp()
-            with tf.control_dependencies([begin]):
-                result = way()
-            with tf.control_dependencies([result]):
-                return result, tf.timestamp() - begin
-
-        def tried() -> tf.Tensor:
-            place = self._done.assign_add(1) - 1
-            result, seconds = tf.cond(place % 2 == 1, lambda: timed(together), lambda: timed(alone))
-            times = tf.tensor_scatter_nd_update(self._times, [[place]], [seconds])
-            with tf.control_dependencies([self._times.assign(times)]):
-                chosen = tf.cond(place == 2 * _TRIALS - 1, lambda: _faster(times, worst), lambda: -1)
-            with tf.control_dependencies([self.chosen.assign(chosen)]):
-                return tf.identity(result)
-
-        if tf.executing_eagerly():
-            return tf.switch_case(self.chosen + 1, [tried, alone, together])
-        # As a call of one function: with TensorFlow's default each input of each way costs two nodes in every step,
-        # which is 2 ms for ResNet-50's norms.
-        return cond_v2.indexed_case(self.chosen + 1, [tried, alone, together], lower_using_switch_merge=False)
+    def _note(self, seconds: tf.Tensor, worst: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+        """Keep the time of a try, and choose after the last one."""
+        place = self._done.assign_add(1) - 1
+        times = tf.tensor_scatter_nd_update(self._times, [[place]], [seconds])
+        with tf.control_dependencies([self._times.assign(times)]):
+            chosen = tf.cond(place == 2 * _TRIALS - 1, lambda: _faster(times, worst), lambda: -1)
+        with tf.control_dependencies([self.chosen.assign(chosen)]):
+            return tf.constant(False)
 
 
 def _faster(times: tf.Tensor, worst: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:

@@ -9,8 +9,8 @@ from hvd_ext.topology.tree import HOST_MEMORY, MEDIA, NVLINK, PCIE, Link, Node, 
 
 Between = Callable[[int, int], str]  # the medium of `MEDIA` between two ranks of a host
 
-# The links of a job that measures nothing: rates of one NVLink of four of an H100, of PCIe 4.0, and of copies there and
-# back through the host's memory. For the choice of an algorithm only their ratio matters.
+# The links of a job that measures nothing: rates of order of NVLink, of PCIe 4.0, and of copies there and back
+# through the host's memory. For the choice of an algorithm only their ratio matters.
 ASSUMED = {
     NVLINK: Link(alpha_s=10e-6, beta_s_per_byte=1 / 100e9),
     PCIE: Link(alpha_s=10e-6, beta_s_per_byte=1 / 20e9),
@@ -41,13 +41,12 @@ def host(name: str, ranks: Sequence[int], between: Between) -> Node:
     for rank in ranks:
         joined = [group for group in groups if any(better(rank, other) for other in group)]
         groups = [group for group in groups if group not in joined] + [[*itertools.chain(*joined), rank]]
-    groups = sorted(map(sorted, groups))
-    if not all(better(*pair) for group in groups for pair in itertools.combinations(group, 2)):
-        groups = [[rank] for rank in ranks]
-    children = [
-        leaf(group[0]) if len(group) == 1 else host(f"{name}, GPUs of ranks {_listed(group)}", group, between)
-        for group in groups
-    ]
+    children: list[Node] = []
+    for group in sorted(map(sorted, groups)):
+        if len(group) > 1 and all(better(*pair) for pair in itertools.combinations(group, 2)):
+            children.append(host(f"{name}, group {len(children) + 1}", group, between))
+        else:
+            children += map(leaf, group)
     return Node(name, ASSUMED[medium], tuple(children), medium=medium)
 
 
@@ -55,7 +54,3 @@ def assumed(host_of_rank: Sequence[str], between: Between | None) -> Tree:
     """Make the tree of a job from the names of its hosts, and what joins their GPUs; None for buckets on the host."""
     tree = from_hosts(host_of_rank)
     return tree if between is None else replace_hosts(tree, lambda node: host(node.name, node.ranks, between))
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))

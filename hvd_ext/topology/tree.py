@@ -319,7 +319,7 @@ def leaf(rank: int, port: Link | None = None) -> Node:
 
 def trunk(root: Node) -> Node:
     """Finds the branch that becomes the root where the nodes above it have only one branch."""
-    while len(root.children) == 1 and root.children[0].children:
+    while len(root.children) == 1 and root.children[0].children and root.height > 1:
         root = root.children[0]
     return replace(root, port=None)
 

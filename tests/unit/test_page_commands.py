@@ -113,6 +113,8 @@ NOT_RUN = {
     "python -m hvd_ext cluster run * -- python -m benchmarks.studies.prices *": MINUTES,
     "python -m benchmarks.studies.replan *": MINUTES,
     "mpirun * python -m benchmarks.studies.skew *": MINUTES,
+    "python -m tests.native.gpu.ops*": "needs a GPU",
+    "python benchmarks/gpu_training.py*": "needs a GPU",
     "build/gpu_benchmark/on_gpu *": "needs a GPU",
     "build/gpu_benchmark/ranks_on_gpu *": "needs a GPU",
     "pip install mpich": "another MPI would replace the one of the tests; docs/mpi.md says what was tried",

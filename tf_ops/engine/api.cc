@@ -140,19 +140,19 @@ struct Waiting {
 
   bool interrupted = false;  // the caller has gone, and what it gave to receive results with it
 
-  // `receive` runs with the lock, so that the caller does not go meanwhile.
+  // `receive` gives a Status. It runs with the lock, so that the caller does not go meanwhile.
   template <typename Receive>
   void End(const Status& s, const Receive& receive) {
     std::lock_guard<std::mutex> lock(mutex);
-    if (s.ok() && !interrupted) receive();
-    if (status.ok()) status = s;
+    const Status received = s.ok() && !interrupted ? receive() : s;
+    if (status.ok()) status = received;
     if (--open > 0) return;
     ended = true;
     wake.notify_one();
   }
 
   void End(const Status& s) {
-    End(s, [] {});
+    End(s, [] { return Status::Ok(); });
   }
 
   Status Wait(Engine::CallerProgress* progress) {
@@ -178,7 +178,10 @@ Status CollectAll(Engine* engine, int64_t channel, int64_t ticket, int64_t n_ten
   auto waiting = std::make_shared<Waiting>(n_tensors);
   for (int64_t i = 0; i < n_tensors; ++i) {
     engine->Collect(channel, i, ticket, [=](const Status& s, const void* data, const Memory&) {
-      waiting->End(s, [&] { std::memcpy(outputs[i], data, static_cast<size_t>(nbytes[i])); });
+      waiting->End(s, [&] {
+        std::memcpy(outputs[i], data, static_cast<size_t>(nbytes[i]));
+        return Status::Ok();
+      });
     });
   }
   return waiting->Wait(progress);
@@ -211,8 +214,10 @@ Status CollectAllOnDevice(Engine* engine, int64_t channel, int64_t ticket, int64
   auto waiting = std::make_shared<Waiting>(n_tensors);
   Queue* inputs = engine->device()->inputs();
   for (int64_t i = 0; i < n_tensors; ++i) {
+    void* to = outputs[i];
+    const int64_t size = nbytes[i];
     engine->Collect(channel, i, ticket, [=](const Status& s, const void* data, const Memory&) {
-      waiting->End(s.ok() ? OnDevice([&] { inputs->Copy(outputs[i], data, nbytes[i]); }) : s);
+      waiting->End(s, [&] { return OnDevice([&] { inputs->Copy(to, data, size); }); });
     });
   }
   HVD_EXT_RETURN_IF_ERROR(waiting->Wait(progress));
@@ -552,7 +557,10 @@ int hvd_ext_exchange(int64_t engine, const char* name, const void* payload, int6
     found->Exchange(
         name, std::string(static_cast<const char*>(payload), static_cast<size_t>(nbytes)),
         [waiting](const Status& s, const std::vector<std::string>& payloads) {
-          waiting->End(s, [&] { waiting->payloads = payloads; });
+          waiting->End(s, [&] {
+            waiting->payloads = payloads;
+            return Status::Ok();
+          });
         },
         agrees != 0);
     HVD_EXT_RETURN_IF_ERROR(waiting->Wait(&progress));
@@ -572,6 +580,7 @@ int hvd_ext_join(int64_t engine, int64_t n_plans, const int64_t* plans, const in
                   waiting->End(s, [&] {
                     waiting->payloads = payloads;
                     *last = rank;
+                    return Status::Ok();
                   });
                 });
     HVD_EXT_RETURN_IF_ERROR(waiting->Wait(nullptr));  // it may take long: the engine's thread makes the progress

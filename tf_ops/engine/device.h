@@ -15,6 +15,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kernels/reduce.h"
@@ -119,7 +120,9 @@ class Device {
   // The begin of a shared block as operations of this device reach it, until Leave; null where they do not. The owner
   // may free the block after that.
   virtual char* Reach(const BlockName& /*name*/) { return nullptr; }
-  // What joins this device and the one that has memory which Reach gave.
+  // The device among those of the host, as its processes name it; empty where they do not.
+  virtual std::string Name() const { return ""; }
+  // What joins this device and another one, which has memory that Reach gave.
   virtual Medium MediumTo(const char* /*reached*/) { return Medium::kPcie; }
   virtual void Leave(char* /*reached*/) {}
 

@@ -268,6 +268,9 @@ class GpuDevice : public Device {
     int reaches = 0;
     HVD_EXT_MUST(cudaDeviceGetAttribute(&reaches, cudaDevAttrCanUseHostPointerForRegisteredMem, gpu_));
     if (reaches == 0) throw std::runtime_error("GPU: it does not reach registered host memory at the host's addresses");
+    std::array<char, 32> bus{};
+    HVD_EXT_MUST(cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), gpu_));
+    bus_ = bus.data();
     for (int i = 0; i < kQueues; ++i) queues_.push_back(std::make_unique<GpuQueue>(gpu_));
   }
 
@@ -348,17 +351,17 @@ class GpuDevice : public Device {
     opened_.insert(reached);
     return static_cast<char*>(reached);
   }
+  std::string Name() const override { return bus_; }
   Medium MediumTo(const char* reached) override {
+    // The bus has no atomics. A GPU that this process does not see has no number here, and is taken for one behind it.
     const On on(gpu_);
     cudaPointerAttributes attributes{};
     int atomics = 0;
-    if (cudaPointerGetAttributes(&attributes, reached) != cudaSuccess ||
-        (attributes.device != gpu_ && cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, gpu_,
-                                                                attributes.device) != cudaSuccess)) {
-      cudaGetLastError();
-      return Medium::kPcie;
-    }
-    return attributes.device == gpu_ || atomics != 0 ? Medium::kNvlink : Medium::kPcie;  // the bus has no atomics
+    const bool known = cudaPointerGetAttributes(&attributes, reached) == cudaSuccess && attributes.device != gpu_ &&
+                       cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, gpu_,
+                                                 attributes.device) == cudaSuccess;
+    cudaGetLastError();
+    return known && atomics != 0 ? Medium::kNvlink : Medium::kPcie;
   }
   void Leave(char* reached) override {
     {
@@ -404,6 +407,7 @@ class GpuDevice : public Device {
   }
 
   const int gpu_;
+  std::string bus_;  // its place in the host
   std::vector<std::unique_ptr<GpuQueue>> queues_;
   std::mutex mutex_;
   std::map<const char*, Block> blocks_;
@@ -415,6 +419,8 @@ class GpuDevice : public Device {
 std::shared_ptr<Device> MakeGpuDevice(int gpu) { return std::make_shared<GpuDevice>(gpu); }
 
 }  // namespace hvd_ext
+
+int64_t hvd_ext_gpu_version(void) { return hvd_ext::kGpuVersion; }
 
 const char* hvd_ext_gpu_device(int gpu, std::shared_ptr<hvd_ext::Device>* device) {
   thread_local std::string error;

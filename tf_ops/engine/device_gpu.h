@@ -13,6 +13,13 @@ std::shared_ptr<Device> MakeGpuDevice(int gpu);
 
 }  // namespace hvd_ext
 
+// Counts the changes of what the library shares with the engine and the ops: Device, and the functions and structs of
+// kernels/*_gpu.h.
+namespace hvd_ext {
+constexpr int64_t kGpuVersion = 1;
+}
+extern "C" int64_t hvd_ext_gpu_version(void);
+
 // For LoadGpuDevice: the same without an exception. Returns null, or why there is no device; the text is this thread's,
 // until its next call.
 extern "C" const char* hvd_ext_gpu_device(int gpu, std::shared_ptr<hvd_ext::Device>* device);

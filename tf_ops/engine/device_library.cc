@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "engine/device_gpu.h"
+
 namespace hvd_ext {
 
 Status LoadGpuDevice(const std::string& library, int gpu, std::shared_ptr<Device>* device) {
@@ -12,7 +14,9 @@ Status LoadGpuDevice(const std::string& library, int gpu, std::shared_ptr<Device
   if (loaded == nullptr) return Invalid(std::string("buckets on the GPU: the library does not load: ") + dlerror());
   using Make = const char*(int, std::shared_ptr<Device>*);
   auto* make = reinterpret_cast<Make*>(dlsym(loaded, "hvd_ext_gpu_device"));
-  if (make == nullptr) return Invalid("buckets on the GPU: " + library + " is of another version; build hvd_ext again");
+  auto* version = reinterpret_cast<int64_t (*)()>(dlsym(loaded, "hvd_ext_gpu_version"));
+  if (make == nullptr || version == nullptr || version() != kGpuVersion)
+    return Invalid("buckets on the GPU: " + library + " is of another version; build hvd_ext again");
   const char* error = make(gpu, device);
   return error == nullptr ? Status::Ok()
                           : Invalid("buckets on the GPU: GPU " + std::to_string(gpu) + " cannot be used: " + error);

@@ -1,6 +1,7 @@
 #include "engine/host_peers.h"
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <string>
 #include <utility>
@@ -21,7 +22,8 @@ struct Card {
   ArenaAddress arena;
   int64_t bell = 0;  // where the doorbell lies in the arena
   int64_t shares = 0;
-  Device::BlockName block;  // a block of the device, where it can be shared
+  Device::BlockName block;        // a block of the device, where it can be shared
+  std::array<char, 32> device{};  // its name
 };
 
 // What two ranks of one host tell each other.
@@ -40,11 +42,13 @@ class Sample {
       data_ = device_->Allocate(1);
       int64_t offset = 0;
       shared_ = device_->Share(data_, &name_, &offset);
+      device_->Name().copy(own_.data(), own_.size());
     } catch (const std::exception&) {  // messages lie in host memory then; what fails without a sample says why
       return;
     }
     card->shares = shared_;
     card->block = name_;
+    card->device = own_;
   }
   ~Sample() {
     if (shared_) device_->Unshare(name_);
@@ -58,16 +62,19 @@ class Sample {
     if (device_ == nullptr) return Medium::kNone;
     char* reached = shared_ && other.shares != 0 ? device_->Reach(other.block) : nullptr;
     if (reached == nullptr) return Medium::kHostMemory;
-    const Medium medium = device_->MediumTo(reached);
+    const Medium medium = IsMine(other) ? Medium::kNvlink : device_->MediumTo(reached);
     device_->Leave(reached);
     return medium;
   }
 
  private:
+  bool IsMine(const Card& other) const { return own_[0] != 0 && other.device == own_; }
+
   Device* const device_;
   char* data_ = nullptr;
   bool shared_ = false;
   Device::BlockName name_;
+  std::array<char, 32> own_{};  // the device's name
 };
 
 }  // namespace

@@ -59,7 +59,8 @@ struct MoveEach {
 // Calls loop(each) with what happens to the elements of variable `number`.
 template <typename Normal, typename Loop>
 HVD_EXT_EACH void OfVariable(const LarsVariable& v, int64_t number, const LarsStep& step, const Loop& loop) {
-  const float scale = step.scales[number], momentum = *step.momentum, rate = *step.rate;
+  const float scale = Normal::Of(step.scales[number]), momentum = Normal::Of(*step.momentum);
+  const float rate = Normal::Of(*step.rate);
   if (step.nesterov) {
     if (v.decay != 0) {
       loop(LarsEach<Normal, true, true>{v, scale, momentum, rate});
@@ -76,15 +77,17 @@ HVD_EXT_EACH void OfVariable(const LarsVariable& v, int64_t number, const LarsSt
 template <typename Normal, typename Loop>
 HVD_EXT_EACH void OfVariable(const LambVariable& v, int64_t /*number*/, const LambStep& step, const Loop& loop) {
   if (v.decay != 0) {
-    loop(LambEach<Normal, true>{v, step.first, step.second, step.epsilon, step.unbias[0], step.unbias[1]});
+    loop(LambEach<Normal, true>{v, step.first, step.second, step.epsilon, Normal::Of(step.unbias[0]),
+                                Normal::Of(step.unbias[1])});
   } else {
-    loop(LambEach<Normal, false>{v, step.first, step.second, step.epsilon, step.unbias[0], step.unbias[1]});
+    loop(LambEach<Normal, false>{v, step.first, step.second, step.epsilon, Normal::Of(step.unbias[0]),
+                                 Normal::Of(step.unbias[1])});
   }
 }
 
 template <typename Normal, typename Loop>
 HVD_EXT_EACH void OfVariable(const MovedVariable& v, int64_t number, const float* rates, const Loop& loop) {
-  loop(MoveEach<Normal>{v, rates[number]});
+  loop(MoveEach<Normal>{v, Normal::Of(rates[number])});
 }
 
 }  // namespace hvd_ext

@@ -1,5 +1,6 @@
-// The updates of kernels/layerwise.h on a GPU, with the bits of the processor's; but where a result rounds to float32's
-// least normal number a processor may have 0. It is a C ABI without TensorFlow and MPI, in libhvd_ext_gpu.so.
+// The updates of kernels/layerwise.h on a GPU, with the bits of the processor's; but a NaN may have other bits, and
+// where a result rounds to float32's least normal number a processor may have 0. Functions of libhvd_ext_gpu.so,
+// without TensorFlow and MPI.
 //
 // A call enqueues work in a stream and returns. It neither waits nor allocates memory, so that it may be captured in a
 // CUDA graph.

@@ -5,7 +5,8 @@
 //   Count   makes a histogram of the next 11 bits of the keys and finds the bin that T lies in; it runs three times for
 //           float32
 //   Emit    writes the keys > T, and the first that equal it, to the answer, in the order of their indices
-// Segments that are small or have a large k have no candidates: Count and Emit read x (4 reads for float32).
+// Segments that are small or have a large k have no candidates: Count and Emit read x (4 reads for float32, or 2 of a
+// segment of one tile, for which the first Count does all).
 //
 // Pitfalls of top-k on a GPU, and how this file avoids them:
 //  1 An atomic for each selected element is slow and gives an order that varies. Here places come from the counts of

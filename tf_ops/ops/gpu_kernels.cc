@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "engine/device_gpu.h"
 
 namespace hvd_ext {
 namespace {
@@ -38,7 +39,9 @@ Loaded Load() {
     return loaded;
   }
   GpuKernels& k = loaded.kernels;
-  const bool all = Find(library, "hvd_ext_topk_gpu_workspace", &k.topk_workspace) &&
+  decltype(&hvd_ext_gpu_version) version = nullptr;
+  const bool all = Find(library, "hvd_ext_gpu_version", &version) && version() == kGpuVersion &&
+                   Find(library, "hvd_ext_topk_gpu_workspace", &k.topk_workspace) &&
                    Find(library, "hvd_ext_topk_gpu", &k.topk) &&
                    Find(library, "hvd_ext_norms_gpu_workspace", &k.norms_workspace) &&
                    Find(library, "hvd_ext_norms_gpu", &k.norms) &&

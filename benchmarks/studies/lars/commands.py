@@ -16,7 +16,8 @@ def lars(
         str,
         typer.Option(
             help="With commas; norms: of all tensors, beside one pass over the same bytes and one op per tensor; "
-            "update: the whole step of LARS, beside the same in Keras' operations and SGD; lamb: that of LAMB on one rank; pto: norms divided among ranks."
+            "update: the whole step of LARS, beside the same in Keras' operations and SGD; lamb: that of LAMB on one "
+            "rank; pto: norms divided among ranks."
         ),
     ] = "norms,update,lamb,pto",
     repetitions: command.Repetitions = 7,

@@ -166,8 +166,7 @@ class Bench:
             job, both = runtime.current(), self._both()
             return self.trial.run(
                 both,
-                lambda: norms.squares(both),
-                lambda: norms.divided_squares(both, job, "bench: auto"),
+                lambda divided: norms.divided_squares(both, job, "bench: auto", divided=divided),
                 lambda times: sharing.maximum(job, "bench: times", times),
             )
 

@@ -43,7 +43,7 @@ class LARS(Layerwise):
         max_trust: the greatest; None: there is none.
         parallel: whether the ranks of a `hvd_ext.DistributedOptimizer` divide the norms among themselves (CommLib,
             section 4.2); the weights have the same bits either way. "auto" tries both in the first steps, and takes the
-            faster.
+            faster; on a GPU it does not divide them.
         name: the optimizer's name; None: a numbered one.
         **options: clipnorm, use_ema, gradient_accumulation_steps and the other options of every optimizer of Keras.
 

@@ -167,6 +167,13 @@ class Layerwise(keras.optimizers.Optimizer):
         are_float32 = all(tf.as_dtype(variable.dtype) == tf.float32 for variable in variables)
         return norms.device_of(variables) if are_float32 else None
 
+    def _place_of_norms(self, variables: Sequence[Any]) -> str:
+        """Say how norms are computed, which ranks must do alike: other sums have other bits, and may be exchanged."""
+        from hvd_ext.tensorflow import norms
+
+        device = norms.device_of(variables)
+        return "Keras' operations" if device is None else "ops on GPUs" if ":GPU:" in device else "ops on the host"
+
     def _squares(self, tensors: list[tf.Tensor], variables: Sequence[Any], device: str) -> tf.Tensor:
         """Give the squares of the norms of variables, then of their updates; by the ranks together, if they share."""
         from hvd_ext.job import process_sets
@@ -193,12 +200,11 @@ class Layerwise(keras.optimizers.Optimizer):
             for which in (True, False)
         )
 
-        alone = functools.partial(squares_of, shared)
         together = functools.partial(norms.divided_squares, shared, job, f"{step.name}: norms", device)
         if self.parallel == "auto":
             distribution.trial = distribution.trial or sharing.Trial()
             worst = functools.partial(sharing.maximum, job, f"{step.name}: times")
-            squares = distribution.trial.run(shared, alone, together, worst)
+            squares = distribution.trial.run(shared, lambda divided: together(divided=divided), worst)
         else:
             squares = together()
         if not local_tensors:

@@ -122,6 +122,12 @@ class Wrapper(Distributed):
         zeros = [tf.zeros(tuple(variable.shape), kinds.dtype(variable)) for variable in variables]
         self._take_step(zeros, list(variables), absent=True)
 
+    def _settings(self, variables: Sequence[Any]) -> dict[str, Any]:
+        """Give what the ranks compare before a first step."""
+        settings = {**checks.settings(self), "jit_compile": self._hvd_ext.compiles_update}
+        inner = getattr(self, "inner_optimizer", self)
+        return settings | ({"norms": inner._place_of_norms(variables)} if isinstance(inner, Layerwise) else {})
+
     def _take_step(self, grads: list[Any], variables: list[Any], *, absent: bool = False) -> None:
         plain = super().apply
         scaling, first, reducer = _scales_loss(self), _reduces_first(self), self._hvd_ext.reducer
@@ -133,7 +139,7 @@ class Wrapper(Distributed):
         begun = reducer.begin(
             grads,
             variables,
-            lambda: {**checks.settings(self), "jit_compile": self._hvd_ext.compiles_update},
+            lambda: self._settings(variables),
             refuse=lambda: refuse_around(self, reducer.label),
             # slices can be neither accumulated nor divided by a loss scale
             dense=scaling or bool(self.gradient_accumulation_steps) or self.loss_scale_factor is not None,
@@ -309,15 +315,22 @@ def _reduced_first(optimizer: Any, step: Step) -> tuple[list[Any], Any]:
 def _update(optimizer: Any, plain: Any, variables: list[Any], reduced: Sequence[Any], scale: Any) -> None:
     """Apply reduced gradients, multiplied by their scale, by Keras' `apply`.
 
-    XLA compiles the update if it compiles the step, but not that of LARS and LAMB, which are ops of our own.
+    XLA compiles the update if it compiles the step, but not that of LARS and LAMB where it is nothing but ops of our
+    own.
     """
     gradients = [_multiplied(gradient, scale) for gradient in reduced]
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    by_ops = isinstance(inner, Layerwise) and inner._device_of_update(variables) is not None
-    if optimizer._hvd_ext.compiles_update and not by_ops:
+    if optimizer._hvd_ext.compiles_update and not _updates_by_ops(optimizer, variables):
         xla.update(lambda tensors: plain(tensors, variables), gradients)
     else:
         plain(gradients, variables)
+
+
+def _updates_by_ops(optimizer: Any, variables: list[Any]) -> bool:
+    """Whether an update is a few ops, and no operations of Keras for each variable, as clipping and loss scales are."""
+    if not isinstance(optimizer, Layerwise) or optimizer._device_of_update(variables) is None:
+        return False
+    limits = optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue, optimizer.loss_scale_factor
+    return not optimizer.use_ema and not optimizer.gradient_accumulation_steps and limits == (None,) * len(limits)
 
 
 def _divided(gradient: Any, scale: Any) -> Any:

@@ -66,7 +66,9 @@ def mstopk(
         raise InvalidError(f"threshold ({threshold}): must be at least 0")
     tensor = dtypes.converted("mstopk", x, DTYPES)
     dtype = _index_dtype(index_dtype)
-    picks, offsets = _parts(tensor, k, segments)
+    with tf.device(ops.HOST):  # an op on a GPU reads these on the host
+        picks, offsets = _parts(tensor, k, segments)
+        number = tf.cast(seed, tf.int64) if tf.is_tensor(seed) else tf.constant(seed, tf.int64)
     if chosen.number is None:
         return _by_tensorflow(tensor, picks, offsets, dtype)
     with ops.translated(), _where(tensor, chosen):
@@ -74,7 +76,7 @@ def mstopk(
             tensor,
             picks,
             offsets,
-            tf.cast(seed, tf.int64) if tf.is_tensor(seed) else tf.constant(seed, tf.int64),
+            number,
             Tindices=dtype,
             selector=chosen.number,
             samplings=samplings,
@@ -130,10 +132,13 @@ def topk_error_feedback(
 
 
 def _where(x: tf.Tensor, selector: Any) -> contextlib.AbstractContextManager[Any]:
-    """Select on the GPU that has x, or will run what is being traced, if it can; else on the host."""
-    if selector.name == "exact" and gpus.LIBRARY.is_file():
-        return contextlib.nullcontext() if not tf.executing_eagerly() else tf.device(x.device)
-    return tf.device(ops.HOST)
+    """Select where x is, if the selector has a kernel for GPUs; else on the host.
+
+    In a graph x may have no device yet; then TensorFlow places the selection, on a GPU if there is one.
+    """
+    if selector.name != "exact" or not gpus.LIBRARY.is_file():
+        return tf.device(ops.HOST)
+    return tf.device(x.device) if x.device else contextlib.nullcontext()
 
 
 def _index_dtype(dtype: Any) -> tf.DType:

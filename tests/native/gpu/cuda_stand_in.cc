@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -388,6 +389,11 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 
 cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr, int from, int to) {
   return *value = Gpus()[static_cast<size_t>(from)][static_cast<size_t>(to)] == 'n', cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* name, int length, int device) {
+  std::snprintf(name, static_cast<size_t>(length), "0000:%02x:00.0", device);
+  return cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void** data, size_t nbytes) {

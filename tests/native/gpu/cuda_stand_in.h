@@ -67,6 +67,7 @@ cudaError_t cudaSetDevice(int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data);
 cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr attribute, int from, int to);
+cudaError_t cudaDeviceGetPCIBusId(char* name, int length, int device);
 cudaError_t cudaMalloc(void** data, size_t nbytes);
 cudaError_t cudaFree(void* data);
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data);

@@ -1,5 +1,5 @@
 """A rank of a job that trains with buckets in the host's memory and with buckets on the GPU, and compares the weights:
-`python -m tests.native.gpu.job LIBRARY`, the library being that of the stand-in for CUDA, or libhvd_ext_gpu.so.
+`python -m tests.native.gpu.job LIBRARY [STEPS]`, the library being that of the stand-in for CUDA, or libhvd_ext_gpu.so.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def trained(**options: Any) -> np.ndarray:
-    """Trains a model for 16 steps and gives its weights."""
+def trained(steps: int, **options: Any) -> np.ndarray:
+    """Trains a model and gives its weights."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(80, "relu") for _ in range(3)]
     model = keras.Sequential([keras.layers.Input((32,)), *layers, keras.layers.Dense(8)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9), **options), "mse")
-    x = np.random.default_rng(hvd.rank()).normal(size=(256, 32)).astype("float32")
+    x = np.random.default_rng(hvd.rank()).normal(size=(16 * steps, 32)).astype("float32")
     model.fit(x, x[:, :8], batch_size=16, epochs=1, shuffle=False, verbose=0)
     return np.concatenate([np.ravel(weight) for weight in model.get_weights()])
 
@@ -61,7 +61,7 @@ def left(library: Path) -> Counter[str] | None:
     return Counter({what.rstrip("s"): int(count) for count, what in zip(words[::2], words[1::2], strict=True)})
 
 
-def main(library: Path) -> None:
+def main(library: Path, steps: int) -> None:
     """Runs all cases; a difference ends the job with an error."""
     gpus.LIBRARY = library
     # a plan by measured times, which differ, would add up in another order
@@ -69,7 +69,7 @@ def main(library: Path) -> None:
     weights: list[list[np.ndarray]] = []
     for gpu_buckets in (False, True):
         hvd.init(options.replace(gpu_buckets=gpu_buckets))
-        weights.append([*called(), *(trained(**case) for case in CASES.values())])
+        weights.append([*called(), *(trained(steps, **case) for case in CASES.values())])
         seen, shares = left(library), hvd.local_size() > 1
         hvd.shutdown()
         after = left(library)
@@ -85,4 +85,4 @@ def main(library: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 16)

@@ -36,8 +36,10 @@ def selections(dtype: str) -> list[Any]:
 
 def squares(device: str, dtype: str) -> list[Any]:
     tensors = [values(dtype, length) for length in LENGTHS]
+    with tf.device(ops.HOST):
+        wanted = tf.constant([0, 3, 2, 7], tf.int64)
     with tf.device(device):
-        blocks = ops.library().hvd_ext_block_squares(tensors, tf.constant([0, 3, 2, 7], tf.int64))
+        blocks = ops.library().hvd_ext_block_squares(tensors, wanted)
     return [norms.squares(tensors, device), blocks]
 
 

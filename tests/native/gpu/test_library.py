@@ -41,6 +41,7 @@ def test_the_library_shows_the_functions_of_its_headers_only():
     names = {line.split()[-1] for line in listed.stdout.splitlines()}
     assert {name for name in names if not name.startswith("_")} == {
         "hvd_ext_gpu_device",
+        "hvd_ext_gpu_version",
         "hvd_ext_lamb_gpu",
         "hvd_ext_lars_gpu",
         "hvd_ext_layerwise_gpu_error",

@@ -231,7 +231,11 @@ def test_the_way_that_takes_less_time_is_chosen(slower: str) -> None:
         return tf.ensure_shape(tf.numpy_function(work, [], tf.float32), [])
 
     trial = sharing.Trial()
-    step = tf.function(lambda: trial.run([tf.ones([])], lambda: way("alone"), lambda: way("together"), tf.identity))
+
+    def work(together: tf.Tensor) -> tf.Tensor:
+        return tf.cond(together, lambda: way("together"), lambda: way("alone"))
+
+    step = tf.function(lambda: trial.run([tf.ones([])], work, tf.identity))
     for _ in range(11):
         step()
     assert int(trial.chosen) == (slower == "alone")

@@ -38,6 +38,7 @@ def shape(node: Node) -> object:
         # a chain: the first and the third do not reach each other
         ("-nhn n-nh hn-n nhn-", ["host memory", 0, 1, 2, 3]),
         ("-np n-n pn-", ["PCIe", 0, 1, 2]),
+        ("-nhhh n-nhh hn-hh hhh-n hhhn-", ["host memory", 0, 1, 2, ["NVLink", 3, 4]]),
     ],
 )
 def test_gpus_that_reach_each_other_better_are_a_group(rows: str, expected: object) -> None:

@@ -48,7 +48,7 @@ def test_the_examples_of_the_page_are_read_and_its_commands_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    example, racks = blocks("yaml")
+    example, gpus, racks = blocks("yaml")
     Path("cluster.yaml").write_text(example, encoding="utf-8")
     commands = re.findall(r"python -m hvd_ext plan ([^`#\n]*)", PAGE)
     assert len(commands) == 2
@@ -58,6 +58,11 @@ def test_the_examples_of_the_page_are_read_and_its_commands_run(
     assert shown[0] in said[0].splitlines()
     assert "links: between hosts 25gbit each way" in said[1]
     assert reader.read("cluster.yaml", 6).hosts() == ((0, 1, 2, 3), (4, 5))
+    Path("cluster.yaml").write_text(gpus, encoding="utf-8")
+    assert reader.read("cluster.yaml", 4).hosts() == ((0, 1, 2, 3),)
+    assert "in hosts, host memory 64gbit each way and 20 us a message, in hosts, NVLink 1200gbit" in planned(
+        "--topology", "cluster.yaml"
+    )
     Path("cluster.yaml").write_text(racks, encoding="utf-8")
     assert reader.read("cluster.yaml", 7).hosts() == ((0, 1), (2, 3), (4, 5), (6,))
     assert "links: between racks 10gbit each way and 60 us a message, between hosts 25gbit" in planned(
