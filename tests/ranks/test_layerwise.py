@@ -59,6 +59,16 @@ def test_weights_and_slots_have_the_same_bits_however_the_norms_are_computed(kin
         assert set(hvd.allgather_object(int(optimizers[2]._hvd_ext.trial.chosen))) in ({0}, {1})
 
 
+def test_ranks_that_compute_norms_in_another_way_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    if hvd.size() == 1:
+        return
+    if hvd.rank() == hvd.size() - 1:  # as where the build found no nvcc, and variables are on GPUs
+        monkeypatch.setattr(norms, "_is_there", lambda: False)
+    for kind in KINDS.values():
+        with pytest.raises(MismatchError, match=r"norms .*(ops on the host|Keras' operations)"):
+            trained(hvd.DistributedOptimizer(kind()), 1)
+
+
 def test_auto_tries_both_ways_first_and_none_where_operations_must_be_deterministic() -> None:
     optimizer = hvd.DistributedOptimizer(KINDS["lars"]())
     trained(optimizer, 9)
