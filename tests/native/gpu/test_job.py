@@ -39,12 +39,13 @@ import pathlib, sys
 import numpy as np
 import hvd_ext as hvd
 from hvd_ext.engine import gpus
-from hvd_ext.job import network, probe, runtime
+from hvd_ext.job import network, runtime
+from hvd_ext.job.probe import groups, rings
 from hvd_ext.topology import write
 
 gpus.LIBRARY = pathlib.Path(sys.argv[1])
-probe.GPU_SIZES, probe.JOIN_SIZES = (1 << 18, 1 << 19, 1 << 20), (1 << 18, 1 << 20)
-probe.SELECTED_ON_GPU_NBYTES = 1 << 20
+rings.GPU_SIZES, groups.JOIN_SIZES = (1 << 18, 1 << 19, 1 << 20), (1 << 18, 1 << 20)
+rings.SELECTED_ON_GPU_NBYTES = 1 << 20
 hvd.init(hvd.Options(gpu_buckets=True, probe="refresh", cache=sys.argv[2]))
 job = runtime.current()
 assert job.network.source == network.MEASURED

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hvd_ext.job import network, probe
+from hvd_ext.job.probe import meetings, rings, stand as stands
 from hvd_ext.planning import planner
 from hvd_ext.planning.cost import simulate
 from hvd_ext.topology import racks
@@ -20,13 +21,13 @@ PORT, UPLINK = 86e-9, 172e-9
 Disturb = Callable[[str, int], float]
 
 
-class Times(probe.Stand):
+class Times(stands.Stand):
     """A stand whose times follow from the links of a cluster, times a disturbance of each attempt."""
 
     def __init__(self, tree: Tree, groups: racks.Groups, disturb: Disturb = lambda *_: 1.0, alone: float = 0.0) -> None:
         super().__init__(SimpleNamespace(size=tree.size))  # type: ignore[arg-type]
         self.tree, self.groups, self.disturb, self.alone = tree, groups, disturb, alone
-        self.seen: list[probe.Times] = [{} for _ in range(tree.size)]
+        self.seen: list[stands.Times] = [{} for _ in range(tree.size)]
         self.paired: list[str] = []
 
     def time(self, name: str, plan: Any, nbytes: int, segment_nbytes: int = 1 << 30, **how: Any) -> None:
@@ -69,7 +70,7 @@ class Times(probe.Stand):
         visit(self.tree.root)
         return ports
 
-    def gathered(self) -> list[probe.Times]:
+    def gathered(self) -> list[stands.Times]:
         return self.seen
 
     def agreed(self, value: Any) -> Any:
@@ -86,7 +87,7 @@ def cluster(counts: tuple[int, ...]) -> Tree:
 
 
 def found(stand: Times) -> tuple[Tree, str]:
-    tree, _, doubt = probe._measured(stand, stand.tree.host_nodes)
+    tree, _, doubt = probe.measured(stand, stand.tree.host_nodes)
     return tree, doubt
 
 
@@ -100,7 +101,7 @@ def test_the_links_are_those_of_the_times() -> None:
     assert tree.hosts() == ((0, 1), (2, 3, 4), (5, 6))
     assert tree.root.link.beta_s_per_byte == pytest.approx(PORT, rel=0.05)
     assert all(port == tree.root.link for port in tree.root.ports)
-    assert tree.selection_s_per_byte == pytest.approx(1.9e-4 / probe.SELECTED_NBYTES, rel=0.05)
+    assert tree.selection_s_per_byte == pytest.approx(1.9e-4 / rings.SELECTED_NBYTES, rel=0.05)
 
 
 def with_groups(first: int) -> Node:
@@ -138,7 +139,7 @@ def test_on_one_host_prices_are_the_times_at_each_size(ranks: int) -> None:
     sizes = ((1e5, 0.7), (1e6, 1.0), (3e6, 1.3), (1e9, 2.5))
     true = Tree(replace(host, name="vm"), 1e-10, 1e-6, handover=Link(1e-5, 3e-10), sizes=sizes)
     tree, _ = found(Times(true, ((0,),)))
-    for nbytes in probe.host_sizes(true.hosts()):
+    for nbytes in rings.host_sizes(true.hosts()):
         price_s, true_s = (planner.price(of, "ring", nbytes).seconds for of in (tree, true))
         assert price_s == pytest.approx(true_s, rel=0.1)
 
@@ -179,7 +180,7 @@ def test_hosts_that_share_uplinks_become_racks(counts: tuple[int, ...], groups: 
     words = network.describe(tree)
     assert words.startswith("between racks 46") and "(racks of " in words and "between hosts 9" in words
     size = len(groups[0]) * len(groups)
-    assert len({name for name in stand.paired if name.startswith("round")}) == size - 1 + probe.ALONE
+    assert len({name for name in stand.paired if name.startswith("round")}) == size - 1 + meetings.ALONE
 
 
 def test_without_racks_nothing_more_is_measured() -> None:
@@ -194,11 +195,11 @@ def test_pairs_that_are_as_slow_alone_are_told() -> None:
     tree, doubt = found(stand)
     assert len(tree.root.children) == 4
     assert doubt.startswith("no racks explain that ")
-    assert stand.paired.count("round 0") == probe.ATTEMPTS
+    assert stand.paired.count("round 0") == stands.ATTEMPTS
 
 
 def test_so_many_hosts_that_not_all_pairs_can_meet_are_told() -> None:
-    hosts = probe.MOST_HOSTS + 2
+    hosts = meetings.MOST_HOSTS + 2
     groups = (tuple(range(hosts // 2)), tuple(range(hosts // 2, hosts)))
     stand = Times(cluster((1,) * hosts), groups)
     tree, doubt = found(stand)
