@@ -144,15 +144,15 @@ def measured(stand: Stand, skeletons: Sequence[Node]) -> tuple[Tree, tuple[Curve
         for number, pairs in enumerate(paired)
     ]
     ports = meetings.fastest(met, len(hosts))
-    found, rounds = meetings.find_racks(stand, names, hosts, ports, size)
+    in_racks, rounds = meetings.find_racks(stand, names, hosts, ports, size)
     if rounds:  # their common begins make them the more exact ones
         ports = meetings.fastest(rounds, len(hosts))
     ports = levelled(ports)
     alpha_s, message_s, points = meetings.latency(seen, hosts, paired[0], handover, size.nbytes)
     between = Link(alpha_s, sorted(ports)[(len(ports) - 1) // 2])
     curves.append(Curve("between hosts", points, between))
-    root = _cluster(nodes, between, ports, found)
-    return Tree(root, gamma, message_s, selection, handover, factors), tuple(curves), found.doubt
+    root = _cluster(nodes, between, ports, in_racks)
+    return Tree(root, gamma, message_s, selection, handover, factors), tuple(curves), in_racks.doubt
 
 
 def _cluster(nodes: Sequence[Node], between: Link, ports: Sequence[float], found: racks.Racks) -> Node:

@@ -141,7 +141,7 @@ class LARS(Layerwise):
         config = dict(config)
         if isinstance(config.get("momentum"), dict):
             config["momentum"] = keras.optimizers.schedules.deserialize(config["momentum"], custom_objects)
-        return super().from_config(config, custom_objects)  # type: ignore[no-any-return]
+        return super().from_config(config, custom_objects)
 
     def _update(self, gradients: list[Any], variables: list[Any], learning_rate: Any) -> None:
         places, gradients = self._places(variables), self._dense(gradients, variables)
