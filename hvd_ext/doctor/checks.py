@@ -70,6 +70,10 @@ for path in {paths!r}:
     tensorflow.load_op_library(path)
 answer = {{}}
 """
+GPU = """
+import ctypes
+answer = {{"version": ctypes.CDLL({path!r}).hvd_ext_gpu_version()}}
+"""
 MPI4PY = "import mpi4py; from mpi4py import rc; rc.initialize = False; from mpi4py import MPI\n" + (
     "answer = {'version': mpi4py.__version__, 'mpi': MPI.Get_library_version()}"
 )
@@ -190,6 +194,21 @@ def native_match() -> Finding:
     return Finding(part, State.OK, seen)
 
 
+def gpu_kernels() -> Finding:
+    """The kernels for GPUs were built where TensorFlow sees one."""
+    part, path = "GPU kernels", libraries.LIBRARIES / libraries.GPU_LIBRARY
+    gpus = tensorflow_answer().values.get("gpus", 0)
+    if not path.is_file():
+        if not gpus:
+            return Finding(part, State.OK, "not built, and TensorFlow sees no GPU")
+        seen = f"not built, as the build found no nvcc; TensorFlow sees {gpus} GPU"
+        return Finding(part, State.OPTIONAL, seen, f"install the CUDA toolkit, then {versions.BUILD}")
+    answer = child.ask(sys.executable, GPU.format(path=str(path)))
+    if answer.error:
+        return Finding(part, State.OPTIONAL, answer.error, versions.BUILD)
+    return Finding(part, State.OK, f"{path.name} loads; TensorFlow sees {gpus} GPU")
+
+
 def launcher() -> Finding:
     """The launcher on PATH belongs to the MPI inside the native library, and may start jobs for this user."""
     wrong, mpirun = functools.partial(Finding, "launcher", State.WRONG), _which("mpirun")
@@ -267,6 +286,7 @@ ORDER: Sequence[Callable[[], Finding]] = (
     mpi,
     native_library,
     native_match,
+    gpu_kernels,
     launcher,
     mpi4py,
     horovod,

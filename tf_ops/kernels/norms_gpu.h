@@ -18,9 +18,9 @@ typedef struct {
 
 enum { HVD_EXT_NORMS_GPU_INVALID = -1 };  // an argument was refused; positive codes are those of CUDA
 
-// Returns the bytes of device memory that a call with these tensors needs, about 24 for each tensor and 8 for each block
-// of 65,536 elements, or HVD_EXT_NORMS_GPU_INVALID if it would refuse them. They may have fewer than 2^31 blocks in
-// all.
+// Returns the bytes of device memory that a call with these tensors needs, about 24 for each tensor and 8 for each
+// block of 65,536 elements, or HVD_EXT_NORMS_GPU_INVALID if it would refuse them. They may have fewer than 2^31 blocks
+// in all.
 int64_t hvd_ext_norms_gpu_workspace(const HvdExtNormsTensor* tensors, int64_t n_tensors);
 
 // dtype: a floating-point DType of kernels/reduce.h. tensors is host memory, which is read before the call returns.

@@ -110,6 +110,24 @@ def test_libraries_that_are_not_built_or_do_not_load_are_to_build(libraries, con
 
 
 @pytest.mark.parametrize(
+    ("gpus", "content", "state", "words"),
+    [
+        (0, None, State.OK, "not built, and TensorFlow sees no GPU"),
+        (2, None, State.OPTIONAL, "found no nvcc; TensorFlow sees 2 GPU"),
+        (2, b"not a library", State.OPTIONAL, "OSError"),
+    ],
+)
+def test_kernels_for_gpus_are_missed_where_there_is_a_gpu(libraries, monkeypatch, gpus, content, state, words):
+    says(monkeypatch, gpus=gpus)
+    if content:
+        (libraries / sources.GPU_LIBRARY).write_bytes(content)
+    finding = checks.gpu_kernels()
+    assert finding.state is state
+    assert words in finding.seen
+    assert (versions.BUILD in finding.mend) == (state is State.OPTIONAL)
+
+
+@pytest.mark.parametrize(
     ("record", "state", "words"),
     [
         (
