@@ -10,6 +10,7 @@ import pytest
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, network, probe, runtime
+from hvd_ext.job.probe import rings
 from hvd_ext.options import Options
 from hvd_ext.topology import write
 from hvd_ext.topology.tree import from_hosts
@@ -73,7 +74,7 @@ def test_a_probe_that_fails_on_a_rank_costs_a_warning(
         pytest.skip("one rank has no links")
     if job.engine.rank == failing % job.engine.size:
         # The others find that this rank has left the probe.
-        monkeypatch.setattr(probe, "_time_hosts", refuse)
+        monkeypatch.setattr(rings, "time_hosts", refuse)
     monkeypatch.setattr(probe, "PATIENCE_S", 2.0)
     found = network.of_job(job.engine, hosts_of(job), options)
     assert found == network.Network(from_hosts(hosts_of(job)))
