@@ -124,8 +124,6 @@ if "MORE_EPOCHS" in os.environ and not compression:  # with an optimizer that ha
     model.compile(optimizer, loss=loss, jit_compile=False)
     optimizer.build(model.trainable_variables)
     optimizer.iterations.assign(before)
-if os.environ.get("AMONG_CALLS"):
-    hvd.allreduce(tf.zeros(1), name="among calls")
 if compression or "MORE_EPOCHS" in os.environ:
     more = int(os.environ.get("MORE_EPOCHS", "1"))
     model.fit(data, epochs=more, verbose=0, callbacks=hvd.callbacks.synchronized([Progress()], elastic=True))

@@ -185,13 +185,6 @@ def test_a_worker_that_comes_late_passes_over_the_calls_of_fit_that_are_done(sta
     assert any(line["size"] == 2 and line["worker"] > 1 for line in job.lines("updates"))
 
 
-def test_an_exchange_among_calls_of_fit_is_an_error_on_a_worker_that_comes_late(started):
-    job = with_a_successor(started, AMONG_CALLS="1")
-    (job.folder / "slowly").touch()
-    assert job.process.wait(180) != 0
-    assert "InvalidError: among calls: this worker came late, and the others wait for it in a" in job.output()
-
-
 def test_too_few_workers_end_with_a_checkpoint(started):
     words = ("-np", "2", "--min-np", "2", "--elastic-timeout", "2", "--blacklist-cooldown-range", "600", "600")
     job = started(*words, CHECKPOINTS="1")
