@@ -9,8 +9,8 @@ from hvd_ext.topology.tree import HOST_MEMORY, MEDIA, NVLINK, PCIE, Link, Node, 
 
 Between = Callable[[int, int], str]  # the medium of `MEDIA` between two ranks of a host
 
-# The links of a job that measures nothing: rates of order of NVLink, of PCIe 4.0, and of copies there and back
-# through the host's memory. For the choice of an algorithm only their ratio matters.
+# The links of a job that measures nothing, by rates that NVLink, PCIe 4.0, and copies there and back through the host's
+# memory may have. For the choice of an algorithm only their ratio matters.
 ASSUMED = {
     NVLINK: Link(alpha_s=10e-6, beta_s_per_byte=1 / 100e9),
     PCIE: Link(alpha_s=10e-6, beta_s_per_byte=1 / 20e9),
