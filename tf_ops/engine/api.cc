@@ -140,19 +140,19 @@ struct Waiting {
 
   bool interrupted = false;  // the caller has gone, and what it gave to receive results with it
 
-  // `receive` gives a Status. It runs with the lock, so that the caller does not go meanwhile.
+  // `receive` runs with the lock, so that the caller does not go meanwhile.
   template <typename Receive>
   void End(const Status& s, const Receive& receive) {
     std::lock_guard<std::mutex> lock(mutex);
-    const Status received = s.ok() && !interrupted ? receive() : s;
-    if (status.ok()) status = received;
+    if (s.ok() && !interrupted) receive();
+    if (status.ok()) status = s;
     if (--open > 0) return;
     ended = true;
     wake.notify_one();
   }
 
   void End(const Status& s) {
-    End(s, [] { return Status::Ok(); });
+    End(s, [] {});
   }
 
   Status Wait(Engine::CallerProgress* progress) {
@@ -171,20 +171,41 @@ struct Waiting {
   }
 };
 
-// Copies the results of a step to outputs[i], nbytes[i] long, and waits for them. `progress` may be null.
-Status CollectAll(Engine* engine, int64_t channel, int64_t ticket, int64_t n_tensors, void* const* outputs,
-                  const int64_t* nbytes, Engine::CallerProgress* progress) {
+// Waits for the results of a step, and takes each with receive(i, data), a Status. `progress` may be null.
+template <typename Receive>
+Status CollectAll(Engine* engine, int64_t channel, int64_t ticket, int64_t n_tensors, Engine::CallerProgress* progress,
+                  const Receive& receive) {
   if (n_tensors == 0) return Status::Ok();
   auto waiting = std::make_shared<Waiting>(n_tensors);
   for (int64_t i = 0; i < n_tensors; ++i) {
     engine->Collect(channel, i, ticket, [=](const Status& s, const void* data, const Memory&) {
       waiting->End(s, [&] {
-        std::memcpy(outputs[i], data, static_cast<size_t>(nbytes[i]));
-        return Status::Ok();
+        const Status received = receive(i, data);
+        if (waiting->status.ok()) waiting->status = received;
       });
     });
   }
   return waiting->Wait(progress);
+}
+
+// Does a step: submit(i, &ticket, &progress) gives tensor i, and receive(i, data) takes its result.
+template <typename Submit, typename Receive>
+Status ReduceAll(Engine* engine, int64_t channel, int64_t n_tensors, const Submit& submit, const Receive& receive) {
+  bool begun = false;  // by hvd_ext_channel_begin_topk_step
+  HVD_EXT_RETURN_IF_ERROR(engine->HasDensity(channel, &begun));
+  if (!begun) HVD_EXT_RETURN_IF_ERROR(engine->BeginStep(channel));
+  Engine::CallerProgress progress(engine);  // not before: what is called before a step may wait for the engine
+  int64_t ticket = 0;
+  for (int64_t i = 0; i < n_tensors; ++i) HVD_EXT_RETURN_IF_ERROR(submit(i, &ticket, &progress));
+  return CollectAll(engine, channel, ticket, n_tensors, &progress, receive);
+}
+
+// Takes results to outputs[i], nbytes[i] long.
+auto CopyTo(void* const* outputs, const int64_t* nbytes) {
+  return [=](int64_t i, const void* data) {
+    std::memcpy(outputs[i], data, static_cast<size_t>(nbytes[i]));
+    return Status::Ok();
+  };
 }
 
 // Does what a device may fail to do.
@@ -205,23 +226,6 @@ Status AwaitInputs(Engine* engine) {
     Queue* inputs = engine->device()->inputs();
     for (const int64_t last = inputs->Last(); !inputs->Done(last);) std::this_thread::yield();
   });
-}
-
-// As CollectAll, to memory of the device.
-Status CollectAllOnDevice(Engine* engine, int64_t channel, int64_t ticket, int64_t n_tensors, void* const* outputs,
-                          const int64_t* nbytes, Engine::CallerProgress* progress) {
-  if (n_tensors == 0) return Status::Ok();
-  auto waiting = std::make_shared<Waiting>(n_tensors);
-  Queue* inputs = engine->device()->inputs();
-  for (int64_t i = 0; i < n_tensors; ++i) {
-    void* to = outputs[i];
-    const int64_t size = nbytes[i];
-    engine->Collect(channel, i, ticket, [=](const Status& s, const void* data, const Memory&) {
-      waiting->End(s, [&] { return OnDevice([&] { inputs->Copy(to, data, size); }); });
-    });
-  }
-  HVD_EXT_RETURN_IF_ERROR(waiting->Wait(progress));
-  return AwaitInputs(engine);
 }
 
 Status CheckNumbers(int32_t dtype, const char* used) {
@@ -361,30 +365,26 @@ int hvd_ext_channel_begin_step(int64_t channel) {
 int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const* inputs, void* const* outputs,
                            const int64_t* nbytes) {
   return OnChannel(channel, [&](Engine* engine) {
-    bool begun = false;  // by hvd_ext_channel_begin_topk_step
-    HVD_EXT_RETURN_IF_ERROR(engine->HasDensity(channel, &begun));
-    if (!begun) HVD_EXT_RETURN_IF_ERROR(engine->BeginStep(channel));
-    Engine::CallerProgress progress(engine);  // not before: what is called before a step may wait for the engine
-    int64_t ticket = 0;
-    for (int64_t i = 0; i < n_tensors; ++i) {
-      HVD_EXT_RETURN_IF_ERROR(engine->Submit(channel, i, inputs[i], nbytes[i], &ticket, &progress));
-    }
-    return CollectAll(engine, channel, ticket, n_tensors, outputs, nbytes, &progress);
+    return ReduceAll(
+        engine, channel, n_tensors,
+        [=](int64_t i, int64_t* ticket, Engine::CallerProgress* progress) {
+          return engine->Submit(channel, i, inputs[i], nbytes[i], ticket, progress);
+        },
+        CopyTo(outputs, nbytes));
   });
 }
 
 int hvd_ext_channel_reduce_on_device(int64_t channel, int64_t n_tensors, const void* const* inputs,
                                      void* const* outputs, const int64_t* nbytes) {
   return OnChannel(channel, [&](Engine* engine) {
-    bool begun = false;
-    HVD_EXT_RETURN_IF_ERROR(engine->HasDensity(channel, &begun));
-    if (!begun) HVD_EXT_RETURN_IF_ERROR(engine->BeginStep(channel));
-    Engine::CallerProgress progress(engine);
-    int64_t ticket = 0;
-    for (int64_t i = 0; i < n_tensors; ++i) {
-      HVD_EXT_RETURN_IF_ERROR(engine->SubmitOnDevice(channel, i, inputs[i], nbytes[i], nullptr, &ticket));
-    }
-    return CollectAllOnDevice(engine, channel, ticket, n_tensors, outputs, nbytes, &progress);
+    Queue* queue = engine->device()->inputs();
+    HVD_EXT_RETURN_IF_ERROR(ReduceAll(
+        engine, channel, n_tensors,
+        [=](int64_t i, int64_t* ticket, Engine::CallerProgress*) {
+          return engine->SubmitOnDevice(channel, i, inputs[i], nbytes[i], nullptr, ticket);
+        },
+        [=](int64_t i, const void* data) { return OnDevice([&] { queue->Copy(outputs[i], data, nbytes[i]); }); }));
+    return AwaitInputs(engine);
   });
 }
 
@@ -410,7 +410,7 @@ int hvd_ext_channel_submit(int64_t channel, int64_t tensor, const void* data, in
 int hvd_ext_channel_collect(int64_t channel, int64_t ticket, int64_t n_tensors, void* const* outputs,
                             const int64_t* nbytes) {
   return OnChannel(channel, [&](Engine* engine) {
-    return CollectAll(engine, channel, ticket, n_tensors, outputs, nbytes, nullptr);
+    return CollectAll(engine, channel, ticket, n_tensors, nullptr, CopyTo(outputs, nbytes));
   });
 }
 
@@ -557,10 +557,7 @@ int hvd_ext_exchange(int64_t engine, const char* name, const void* payload, int6
     found->Exchange(
         name, std::string(static_cast<const char*>(payload), static_cast<size_t>(nbytes)),
         [waiting](const Status& s, const std::vector<std::string>& payloads) {
-          waiting->End(s, [&] {
-            waiting->payloads = payloads;
-            return Status::Ok();
-          });
+          waiting->End(s, [&] { waiting->payloads = payloads; });
         },
         agrees != 0);
     HVD_EXT_RETURN_IF_ERROR(waiting->Wait(&progress));
@@ -580,7 +577,6 @@ int hvd_ext_join(int64_t engine, int64_t n_plans, const int64_t* plans, const in
                   waiting->End(s, [&] {
                     waiting->payloads = payloads;
                     *last = rank;
-                    return Status::Ok();
                   });
                 });
     HVD_EXT_RETURN_IF_ERROR(waiting->Wait(nullptr));  // it may take long: the engine's thread makes the progress

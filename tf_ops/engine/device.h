@@ -45,6 +45,8 @@ enum class Medium : int32_t {
   kHostMemory,  // they do not, and messages lie in the host's memory
 };
 
+inline bool Reaches(Medium medium) { return medium == Medium::kNvlink || medium == Medium::kPcie; }
+
 class Queue {
  public:
   virtual ~Queue() = default;

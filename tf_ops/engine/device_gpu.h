@@ -11,13 +11,12 @@ namespace hvd_ext {
 // reach registered host memory at the host's addresses.
 std::shared_ptr<Device> MakeGpuDevice(int gpu);
 
-}  // namespace hvd_ext
-
 // Counts the changes of what the library shares with the engine and the ops: Device, and the functions and structs of
 // kernels/*_gpu.h.
-namespace hvd_ext {
 constexpr int64_t kGpuVersion = 1;
-}
+
+}  // namespace hvd_ext
+
 extern "C" int64_t hvd_ext_gpu_version(void);
 
 // For LoadGpuDevice: the same without an exception. Returns null, or why there is no device; the text is this thread's,

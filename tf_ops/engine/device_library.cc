@@ -15,8 +15,9 @@ Status LoadGpuDevice(const std::string& library, int gpu, std::shared_ptr<Device
   using Make = const char*(int, std::shared_ptr<Device>*);
   auto* make = reinterpret_cast<Make*>(dlsym(loaded, "hvd_ext_gpu_device"));
   auto* version = reinterpret_cast<int64_t (*)()>(dlsym(loaded, "hvd_ext_gpu_version"));
-  if (make == nullptr || version == nullptr || version() != kGpuVersion)
+  if (make == nullptr || version == nullptr || version() != kGpuVersion) {
     return Invalid("buckets on the GPU: " + library + " is of another version; build hvd_ext again");
+  }
   const char* error = make(gpu, device);
   return error == nullptr ? Status::Ok()
                           : Invalid("buckets on the GPU: GPU " + std::to_string(gpu) + " cannot be used: " + error);

@@ -92,10 +92,7 @@ class Transport {
   // Whether messages to and from a peer may lie in memory of the device: each rank's operations reach that of the
   // other. Such a message is received with data == nullptr, and its request is kept until the operations on it have
   // ended.
-  bool ReachesDevice(int peer) const {
-    const Medium medium = MediumTo(peer);
-    return medium == Medium::kNvlink || medium == Medium::kPcie;
-  }
+  bool ReachesDevice(int peer) const { return Reaches(MediumTo(peer)); }
   virtual Medium MediumTo(int /*peer*/) const { return Medium::kNone; }
   // No message is received any more: leaves the peers' memory of the device.
   virtual void LeaveDevices() {}

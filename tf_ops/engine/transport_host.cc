@@ -61,10 +61,7 @@ class Host : public std::enable_shared_from_this<Host> {
   // ring. Any thread.
   bool rings() const { return all_near_ && !silent_; }
   Medium MediumTo(int peer) const { return IsNear(peer) ? Find(peer)->shared.medium : Medium::kNone; }
-  bool ReachesDevice(int peer) const {
-    return IsNear(peer) && Find(peer)->shared.medium != Medium::kNone &&
-           Find(peer)->shared.medium != Medium::kHostMemory;
-  }
+  bool ReachesDevice(int peer) const { return Reaches(MediumTo(peer)); }
   bool IsNear(int peer) const { return peer >= 0 && peer < static_cast<int>(places_.size()) && Find(peer) != nullptr; }
 
   Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) {

@@ -52,10 +52,9 @@ int Run(const Variable* variables, int64_t n, const Step& step, void* workspace,
   if (n == 0) return 0;
   const auto stream = static_cast<cudaStream_t>(to_stream);
   Table<Variable> table;
-  int64_t blocks = 0;
-  if (const int code = Tabulate(variables, n, kPiece, workspace, stream, &table, &blocks); code != 0) return code;
-  if (blocks == 0) return 0;
-  HVD_EXT_LAUNCH((Update<Variable, Step>), blocks, kUpdateThreads, stream, table, step);
+  if (const int code = Tabulate(variables, n, kPiece, workspace, stream, &table); code != 0) return code;
+  if (table.blocks == 0) return 0;
+  HVD_EXT_LAUNCH((Update<Variable, Step>), table.blocks, kUpdateThreads, stream, table, step);
   return 0;
 }
 

@@ -153,10 +153,7 @@ int Run(const HvdExtNormsTensor* tensors, int64_t n, int64_t blocks, double* squ
   if (n == 0) return 0;
   Memory memory;
   memory.sums = reinterpret_cast<double*>(static_cast<char*>(workspace) + TableNbytes<HvdExtNormsTensor>(n));
-  int64_t counted = 0;
-  if (const int code = Tabulate(tensors, n, kNormBlock, workspace, stream, &memory.tensors, &counted); code != 0) {
-    return code;
-  }
+  if (const int code = Tabulate(tensors, n, kNormBlock, workspace, stream, &memory.tensors); code != 0) return code;
   if (blocks > 0) {
     HVD_EXT_LAUNCH(Squares<Format>, blocks, kLanes, stream, memory);
   }

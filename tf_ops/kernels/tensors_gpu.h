@@ -15,6 +15,7 @@ struct Table {
   Row* rows;
   int64_t* starts;  // each tensor's first block, then the number of blocks
   int64_t n;
+  int64_t blocks;
 
   __device__ int64_t TensorOf(int64_t block) const { return Locate(starts, n, block); }  // for all lanes of a warp
 };
@@ -30,12 +31,12 @@ struct Group {
 constexpr int kTableThreads = 64;
 
 template <typename Row>
-__global__ void WriteTable(Table<Row> table, Group<Row> group, int64_t first, int count, int64_t blocks) {
+__global__ void WriteTable(Table<Row> table, Group<Row> group, int64_t first, int count) {
   for (int i = threadIdx.x; i < count; i += kTableThreads) {
     table.rows[first + i] = group.rows[i];
     table.starts[first + i] = group.starts[i];
   }
-  if (threadIdx.x == 0 && first == 0) table.starts[table.n] = blocks;
+  if (threadIdx.x == 0 && first == 0) table.starts[table.n] = table.blocks;
 }
 
 template <typename Row>
@@ -48,11 +49,9 @@ inline int64_t BlocksOf(int64_t elements, int64_t block) { return (elements + bl
 // Queues what writes a table of n rows, for blocks of `block` elements, into `memory`, which has TableNbytes. Returns
 // 0, or a code of CUDA.
 template <typename Row>
-int Tabulate(const Row* rows, int64_t n, int64_t block, void* memory, cudaStream_t stream, Table<Row>* table,
-             int64_t* blocks) {
-  *table = {static_cast<Row*>(memory), reinterpret_cast<int64_t*>(static_cast<Row*>(memory) + n), n};
-  *blocks = 0;
-  for (int64_t i = 0; i < n; ++i) *blocks += BlocksOf(rows[i].elements, block);
+int Tabulate(const Row* rows, int64_t n, int64_t block, void* memory, cudaStream_t stream, Table<Row>* table) {
+  *table = {static_cast<Row*>(memory), reinterpret_cast<int64_t*>(static_cast<Row*>(memory) + n), n, 0};
+  for (int64_t i = 0; i < n; ++i) table->blocks += BlocksOf(rows[i].elements, block);
   int64_t start = 0;
   for (int64_t first = 0; first < n; first += Group<Row>::kRows) {
     const int count = static_cast<int>(std::min<int64_t>(Group<Row>::kRows, n - first));
@@ -62,7 +61,7 @@ int Tabulate(const Row* rows, int64_t n, int64_t block, void* memory, cudaStream
       group.starts[i] = start;
       start += BlocksOf(rows[first + i].elements, block);
     }
-    HVD_EXT_LAUNCH(WriteTable<Row>, 1, kTableThreads, stream, *table, group, first, count, *blocks);
+    HVD_EXT_LAUNCH(WriteTable<Row>, 1, kTableThreads, stream, *table, group, first, count);
   }
   return 0;
 }

@@ -151,16 +151,6 @@ absl::Status OneForEach(const char* what, int64_t count, int n) {
   return Invalid(what, " (", count, "): must be one for each variable; there are ", n);
 }
 
-// Enqueues an update on the op's GPU: call(kernels, workspace, its bytes, stream).
-template <typename Call>
-absl::Status UpdateOnGpu(OpKernelContext* context, int n, const Call& call) {
-  return OnGpu(
-      context, [n](const GpuKernels& kernels) { return kernels.layerwise_workspace(n); },
-      [&](const GpuKernels& kernels, void* workspace, int64_t nbytes) {
-        return call(kernels, workspace, nbytes, StreamOf(context));
-      });
-}
-
 // An op with N variables in each of its lists.
 class LayerwiseOp : public OpKernel {
  public:
@@ -178,6 +168,21 @@ class LayerwiseOp : public OpKernel {
     OP_REQUIRES_OK(construction, OneForEach("decays", static_cast<int64_t>(decays_.size()), n_));
   }
   float Decay(int i) const { return decays_[static_cast<size_t>(i)]; }
+
+  // Updates the variables where the op runs: host(workers), or on_gpu(kernels, workspace, its bytes, stream), which
+  // enqueues.
+  template <typename Host, typename Gpu>
+  absl::Status Update(OpKernelContext* context, const Host& host, const Gpu& on_gpu) {
+    if (StreamOf(context) == nullptr) {
+      host(WorkersOf(context));
+      return absl::OkStatus();
+    }
+    return OnGpu(
+        context, [this](const GpuKernels& kernels) { return kernels.layerwise_workspace(n_); },
+        [&](const GpuKernels& kernels, void* workspace, int64_t nbytes) {
+          return on_gpu(kernels, workspace, nbytes, StreamOf(context));
+        });
+  }
 
   int n_ = 0;
 
@@ -221,14 +226,11 @@ class ApplyLarsOp : public LayerwiseOp {
     }
     const LarsStep step{scales.flat<float>().data(), momentum.flat<float>().data(), rate.flat<float>().data(),
                         nesterov_};
-    if (StreamOf(context) == nullptr) {
-      LarsUpdate(all.data(), n_, step, WorkersOf(context));
-    } else {
-      TF_RETURN_IF_ERROR(
-          UpdateOnGpu(context, n_, [&](const GpuKernels& kernels, void* workspace, int64_t nbytes, void* stream) {
-            return kernels.lars(all.data(), n_, &step, workspace, nbytes, stream);
-          }));
-    }
+    TF_RETURN_IF_ERROR(Update(
+        context, [&](const auto& workers) { LarsUpdate(all.data(), n_, step, workers); },
+        [&](const GpuKernels& kernels, void* workspace, int64_t nbytes, void* stream) {
+          return kernels.lars(all.data(), n_, &step, workspace, nbytes, stream);
+        }));
     variables.Commit();
     return absl::OkStatus();
   }
@@ -275,14 +277,11 @@ class LambUpdatesOp : public LayerwiseOp {
     }
     LambStep step = step_;
     step.unbias = unbias.flat<float>().data();
-    if (StreamOf(context) == nullptr) {
-      LambUpdates(all.data(), n_, step, WorkersOf(context));
-    } else {
-      TF_RETURN_IF_ERROR(
-          UpdateOnGpu(context, n_, [&](const GpuKernels& kernels, void* workspace, int64_t nbytes, void* stream) {
-            return kernels.lamb(all.data(), n_, &step, workspace, nbytes, stream);
-          }));
-    }
+    TF_RETURN_IF_ERROR(Update(
+        context, [&](const auto& workers) { LambUpdates(all.data(), n_, step, workers); },
+        [&](const GpuKernels& kernels, void* workspace, int64_t nbytes, void* stream) {
+          return kernels.lamb(all.data(), n_, &step, workspace, nbytes, stream);
+        }));
     variables.Commit();
     return absl::OkStatus();
   }
@@ -310,14 +309,11 @@ class ApplyUpdatesOp : public LayerwiseOp {
       TF_RETURN_IF_ERROR(variables.Write(context, i, &one.next_weights));
     }
     const float* each = rates.flat<float>().data();
-    if (StreamOf(context) == nullptr) {
-      ApplyUpdates(all.data(), n_, each, WorkersOf(context));
-    } else {
-      TF_RETURN_IF_ERROR(
-          UpdateOnGpu(context, n_, [&](const GpuKernels& kernels, void* workspace, int64_t nbytes, void* stream) {
-            return kernels.move(all.data(), n_, each, workspace, nbytes, stream);
-          }));
-    }
+    TF_RETURN_IF_ERROR(Update(
+        context, [&](const auto& workers) { ApplyUpdates(all.data(), n_, each, workers); },
+        [&](const GpuKernels& kernels, void* workspace, int64_t nbytes, void* stream) {
+          return kernels.move(all.data(), n_, each, workspace, nbytes, stream);
+        }));
     variables.Commit();
     return absl::OkStatus();
   }
