@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Training:
 
     def __init__(self, folder: Path, *words: str, epochs: int = EPOCHS, density: str = "", **variables: str) -> None:
         self.folder = folder
+        self.world = -1  # the newest one that the test has seen
         environment = {name: text for name, text in os.environ.items() if name not in launcher.RANK_VARIABLES}
         environment |= {"HVD_EXT_PROBE": "off", "HVD_EXT_STALL_FATAL_S": "120", "TF_CPP_MIN_LOG_LEVEL": "2"}
         environment |= variables
@@ -50,26 +51,28 @@ class Training:
         text = log.read_text() if log.exists() else ""
         return [line for one in text.split("\n")[:-1] if name in (line := json.loads(one))]
 
-    def reached(self, updates: int, size: int = 0) -> dict[str, Any]:
-        """Waits for an update, perhaps in a world of this size, until which the job is slow; gives the newest line."""
+    def reached(self, updates: int) -> None:
+        """Waits for an update."""
+        self._until(lambda line: bool(line["updates"] >= updates), f"update {updates}")
 
-        def found() -> dict[str, Any] | None:
-            assert self.process.poll() is None, self.output()
-            lines = [one for one in self.lines("updates") if one["updates"] >= updates and size in (0, one["size"])]
-            return lines[-1] if lines else None
-
+    def changed(self, size: int) -> None:
+        """Waits until a world of this size trains that is newer than those seen before; meanwhile the job is slow."""
         slowly = self.folder / "slowly"
-        if size:
-            slowly.touch()
-        until(found, f"update {updates}")
-        line = found()
-        slowly.unlink(missing_ok=True)
-        assert line is not None
-        return line
+        slowly.touch()
+        seen = self.world
+        self._until(lambda line: bool(line["size"] == size and line["world"] > seen), f"a later world of {size}")
+        slowly.unlink()
 
-    def joined(self) -> None:
-        """Waits until a successor trains, two workers in all; meanwhile the job is slow."""
-        self.reached(self.lines("updates")[-1]["updates"] + 1, size=2)
+    def _until(self, wanted: Callable[[dict[str, Any]], bool], words: str) -> None:
+        """Waits for a line about an update, and notes its world."""
+
+        def found() -> bool:
+            assert self.process.poll() is None, self.output()
+            worlds = [line["world"] for line in self.lines("updates") if wanted(line)]
+            self.world = max(worlds, default=self.world)
+            return bool(worlds)
+
+        until(found, words)
 
     def workers(self) -> dict[int, int]:
         """Gives the processes of the workers of the newest world, by rank, once all of them train."""
@@ -106,6 +109,7 @@ def started(tmp_path: Path) -> Iterator[Any]:
     for job in jobs:
         job.process.terminate()
         job.process.wait(30)
+        print(job.output())  # seen if the test has failed
 
 
 def check(ends: list[dict[str, Any]], worlds: int, *, traced: bool = True, epochs: int = EPOCHS) -> None:
@@ -131,10 +135,10 @@ def test_training_survives_killed_workers_takes_new_ones_and_lets_workers_leave(
     job = started("-np", "3", "--min-np", "2", epochs=epochs, DIES="3 joins")
     job.reached(20)
     os.kill(job.workers()[1], signal.SIGKILL)
-    job.reached(30, size=2)  # worker 3 is started, and dies while it joins
-    at = job.reached(45, size=3)["updates"]  # worker 4 has joined
+    job.changed(2)  # worker 3 is started, and dies while it joins
+    job.changed(3)  # worker 4 has joined
     os.kill(job.workers()[2], signal.SIGTERM)
-    job.reached(at + 10, size=2)
+    job.changed(2)
     os.kill(job.workers()[0], signal.SIGKILL)  # with rank 0
     ends = job.ended()
     check(ends, 8, epochs=epochs)
@@ -171,14 +175,14 @@ def with_a_successor(started: Any, **words: str) -> Training:
     job: Training = started("-np", "2", "--min-np", "1", epochs=2, MORE_EPOCHS=str(EPOCHS - 2), **words)
     job.reached(70)  # 30 updates an epoch
     os.kill(job.workers()[1], signal.SIGKILL)
-    job.reached(71, size=1)
+    job.changed(1)
     return job
 
 
 @pytest.mark.parametrize("density", ["", "1"])  # with a density the ranks flush in between
 def test_a_worker_that_comes_late_passes_over_the_calls_of_fit_that_are_done(started, density):
     job = with_a_successor(started, density=density)
-    job.joined()
+    job.changed(2)
     ends = job.ended()
     check(ends, 4, traced=False)  # the second call has another optimizer or a codec
     assert all(end["last_loss"] == ends[0]["last_loss"] and end["epochs"] == 2 for end in ends)  # of the first call
