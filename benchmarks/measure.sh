@@ -201,7 +201,7 @@ for part in $parts; do
         # where PyTorch is not installed its rows are left out, and a note says so
         studies topk --threads 1,2 --json "$folder/topk.json"
         studies topk --elements 256000,1000000,110000000 --inputs gauss,laplace,gradient --contestants \
-            noop,exact,graph,segments,feedback,separate,algorithm1,tf,torch --json "$folder/topk.json" --append
+            noop,noop-graph,exact,graph,segments,feedback,separate,algorithm1,tf,torch --json "$folder/topk.json" --append
         studies plot-topk "$folder/topk.json" --elements 25000000 --only exact,algorithm1,tf,torch,numpy --output "$folder/topk.png"
         ;;
     topk_sweep)

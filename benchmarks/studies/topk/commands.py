@@ -24,8 +24,8 @@ def topk(
     contestants: Annotated[
         str | None,
         typer.Option(
-            help="Of noop, exact, graph, segments, feedback, separate, mstopk, dgc, threshold, random, algorithm1, "
-            "algorithm1-tf, dgc-tf, tf, torch, numpy; all without it."
+            help="Of noop, noop-graph, exact, graph, segments, feedback, separate, mstopk, dgc, threshold, random, "
+            "algorithm1, algorithm1-tf, dgc-tf, tf, torch, numpy; all without it."
         ),
     ] = None,
     threads: Annotated[str, typer.Option(help="Numbers of threads and cores, with commas.")] = "1",

@@ -19,6 +19,7 @@ from hvd_ext.runner.launcher import Job, job_environment
 
 NAMES = {
     "noop": "no-op",
+    "noop-graph": "no-op in a tf.function",
     "exact": "hvd_ext.mstopk",
     "graph": "hvd_ext.mstopk in a tf.function",
     "segments": "hvd_ext.mstopk, 161 segments",
@@ -35,6 +36,8 @@ NAMES = {
     "torch": "torch.topk",
     "numpy": "np.argpartition",
 }
+# The no-op beside which ours is dispatched as well.
+NOOPS = {"exact": "noop", "graph": "noop-graph"}
 # Measured on the hard inputs: ours, and the algorithm whose thresholds fail there.
 FOR_HARD = ("noop", "exact", "segments", "algorithm1")
 # More threads change nothing in these.
@@ -131,7 +134,7 @@ def measure(
         tell: takes what runs now, and how many of the request's groups have just become ready.
 
     Returns:
-        Rows, with what `summary` and `beside_ours` add to them, and notes on what could not be measured.
+        Rows, with what `summary` and `compared` add to them, and notes on what could not be measured.
 
     Raises:
         JobError: a process failed, or told nothing for too long.
@@ -155,7 +158,7 @@ def measure(
                     tell(f"{row['elements']:,} {row['input']}, {threads} threads", int(where != last))
                     last = where
                     rows.append(row)
-    return beside_ours(rows), notes
+    return compared(rows), notes
 
 
 def _notes(hello: Mapping[str, Any], request: Request) -> list[str]:
@@ -191,27 +194,30 @@ def _paired(samples: Sequence[float], yardsticks: Sequence[float]) -> float:
     return statistics.median(mine / theirs for mine, theirs in zip(samples, yardsticks, strict=True))
 
 
-def beside_ours(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Compare every row with that of the exact op on the same input.
+def compared(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Compare every row with other rows of the same input, over the rounds that both were called in.
 
     Returns:
-        The rows with x_ours: the median, over the rounds that both were called in, of the row's time over that of
-        `hvd_ext.mstopk`; None without such rounds.
+        The rows with x_ours: the median of the row's time over that of `hvd_ext.mstopk`; and, for ours, x_less_noop:
+        the median of the row's time less that of a no-op, over the yardstick's. None without such rounds.
     """
 
     def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
         return row["threads"], row["elements"], row["input"], row["density"]
 
-    ours = {
-        place(row): dict(zip(row["rounds"], row["samples"], strict=True))
+    times = {(place(row), row["contestant"]): dict(zip(row["rounds"], row["samples"], strict=True)) for row in rows}
+
+    def medians(row: Mapping[str, Any], other: str, compare: Callable[[float, float, float], float]) -> float | None:
+        theirs = times.get((place(row), other), {})
+        samples = zip(row["rounds"], row["samples"], row["yardstick_samples"], strict=True)
+        both = [compare(mine, theirs[turn], least) for turn, mine, least in samples if turn in theirs]
+        return statistics.median(both) if both else None
+
+    return [
+        {
+            **row,
+            "x_ours": medians(row, "exact", lambda mine, ours, _: mine / ours),
+            "x_less_noop": medians(row, NOOPS.get(row["contestant"], ""), lambda mine, no, least: (mine - no) / least),
+        }
         for row in rows
-        if row["contestant"] == "exact"
-    }
-    found = []
-    for row in rows:
-        times = ours.get(place(row), {})
-        both = [
-            theirs / times[turn] for turn, theirs in zip(row["rounds"], row["samples"], strict=True) if turn in times
-        ]
-        found.append({**row, "x_ours": statistics.median(both) if both else None})
-    return found
+    ]

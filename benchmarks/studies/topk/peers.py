@@ -108,6 +108,10 @@ def _noop(bench: Bench) -> Contestant:
     return Contestant("noop", lambda: tf.identity(bench.x))
 
 
+def _noop_graph(bench: Bench) -> Contestant:
+    return dataclasses.replace(bench.graph("noop-graph", tf.identity), answer=None)
+
+
 def _graph(bench: Bench) -> Contestant:
     return bench.graph("graph", lambda x: hvd_ext.mstopk(x, bench.k), "unique")
 
@@ -202,6 +206,7 @@ def _numpy(bench: Bench) -> Contestant:
 MODES = {"exact": "unique", "mstopk": "", "dgc": "", "random": ""}
 MAKERS: dict[str, Callable[[Bench], Contestant]] = {
     "noop": _noop,
+    "noop-graph": _noop_graph,
     "graph": _graph,
     "segments": _segments,
     "threshold": _threshold,

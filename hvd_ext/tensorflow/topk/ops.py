@@ -6,6 +6,7 @@ Neither needs `hvd_ext.init()`.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,9 +67,8 @@ def mstopk(
         raise InvalidError(f"threshold ({threshold}): must be at least 0")
     tensor = dtypes.converted("mstopk", x, DTYPES)
     dtype = _index_dtype(index_dtype)
-    with tf.device(ops.HOST):  # an op on a GPU reads these on the host
-        picks, offsets = _parts(tensor, k, segments)
-        number = tf.cast(seed, tf.int64) if tf.is_tensor(seed) else tf.constant(seed, tf.int64)
+    picks, offsets = _parts(tensor, k, segments)
+    number = _known(seed) if type(seed) is int else _tensor(seed)
     if chosen.number is None:
         return _by_tensorflow(tensor, picks, offsets, dtype)
     with ops.translated(), _where(tensor, chosen):
@@ -136,7 +136,7 @@ def _where(x: tf.Tensor, selector: Any) -> contextlib.AbstractContextManager[Any
 
     In a graph x may have no device yet; then TensorFlow places the selection, on a GPU if there is one.
     """
-    if selector.name != "exact" or not gpus.LIBRARY.is_file():
+    if selector.name != "exact" or x.device.endswith(ops.HOST) or not gpus.LIBRARY.is_file():
         return tf.device(ops.HOST)
     return tf.device(x.device) if x.device else contextlib.nullcontext()
 
@@ -149,22 +149,41 @@ def _index_dtype(dtype: Any) -> tf.DType:
 
 
 def _parts(x: tf.Tensor, k: Any, segments: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return k and the segments' offsets as int64 vectors, without an op (as slow as a small x) for known values."""
-    picks = _integers("k", k)
-    if segments is None:
-        if _length(picks) not in (None, 1):
-            raise InvalidError(f"k ({_length(picks)} numbers): must be one number where there are no segments")
-        known = x.shape.num_elements()
-        if known is not None:
-            return _tensor(picks), tf.constant([0, known], tf.int64)
-        return _tensor(picks), tf.stack([tf.zeros([], tf.int64), tf.size(x, out_type=tf.int64)])
-    lengths = _integers("segments", segments)
-    numbers = _length(picks), _length(lengths)
-    if None not in numbers and numbers[0] != numbers[1]:
-        raise InvalidError(f"k ({numbers[0]} numbers): must be one for each segment; there are {numbers[1]}")
-    if isinstance(lengths, np.ndarray):
-        return _tensor(picks), tf.constant(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
-    return _tensor(picks), tf.concat([tf.zeros([1], tf.int64), tf.cumsum(lengths)], 0)
+    """Return k and the segments' offsets as int64 vectors on the host, where an op on a GPU reads them too.
+
+    Where they are known they take no op, which would be as slow as the selection from a small x.
+    """
+    known = x.shape.num_elements()
+    if type(k) is int and segments is None and known is not None and 0 <= k <= known:
+        return _known((k,)), _known((0, known))
+    with tf.device(ops.HOST):
+        picks = _integers("k", k)
+        if segments is None:
+            if _length(picks) not in (None, 1):
+                raise InvalidError(f"k ({_length(picks)} numbers): must be one number where there are no segments")
+            if known is not None:
+                return _tensor(picks), _known((0, known))
+            return _tensor(picks), tf.stack([tf.zeros([], tf.int64), tf.size(x, out_type=tf.int64)])
+        lengths = _integers("segments", segments)
+        numbers = _length(picks), _length(lengths)
+        if None not in numbers and numbers[0] != numbers[1]:
+            raise InvalidError(f"k ({numbers[0]} numbers): must be one for each segment; there are {numbers[1]}")
+        if isinstance(lengths, np.ndarray):
+            return _tensor(picks), tf.constant(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
+        return _tensor(picks), tf.concat([tf.zeros([1], tf.int64), tf.cumsum(lengths)], 0)
+
+
+def _known(numbers: int | tuple[int, ...]) -> tf.Tensor:
+    """Return int64 numbers as a tensor on the host. Eager calls share tensors, since making one takes microseconds."""
+    return _kept(numbers) if tf.executing_eagerly() else _made(numbers)
+
+
+def _made(numbers: int | tuple[int, ...]) -> tf.Tensor:
+    with tf.device(ops.HOST):
+        return tf.constant(numbers, tf.int64)
+
+
+_kept = functools.lru_cache(maxsize=256)(_made)
 
 
 def _integers(name: str, value: Any) -> Any:
