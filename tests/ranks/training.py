@@ -156,3 +156,9 @@ def checkpoint(made: keras.Model, directory: Path) -> hvd.callbacks.Checkpoint:
     callback = hvd.callbacks.Checkpoint(directory)
     callback.set_model(made)
     return callback
+
+
+def policy_of(optimizer: Any) -> Any:
+    """Give the policy of an optimizer whose variables are of one process set."""
+    (local,) = optimizer._hvd_ext.reducer.sets
+    return local.policy
