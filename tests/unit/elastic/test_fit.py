@@ -131,7 +131,7 @@ def check(ends: list[dict[str, Any]], worlds: int, *, traced: bool = True, epoch
 
 
 def test_training_survives_killed_workers_takes_new_ones_and_lets_workers_leave(started):
-    epochs = 30
+    epochs = 18
     job = started("-np", "3", "--min-np", "2", epochs=epochs, DIES="3 joins")
     job.reached(20)
     os.kill(job.workers()[1], signal.SIGKILL)
