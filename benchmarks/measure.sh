@@ -200,8 +200,11 @@ for part in $parts; do
         rm -f "$folder/topk.json"
         # where PyTorch is not installed its rows are left out, and a note says so
         studies topk --threads 1,2 --json "$folder/topk.json"
-        studies topk --elements 256000,1000000,110000000 --inputs gauss,laplace,gradient --contestants \
-            noop,noop-graph,exact,graph,segments,feedback,separate,algorithm1,tf,torch --json "$folder/topk.json" --append
+        studies topk --elements 110000000 --inputs gauss,laplace,gradient --contestants \
+            noop,exact,graph,segments,feedback,separate,algorithm1,tf,torch --json "$folder/topk.json" --append
+        # short inputs, beside what TensorFlow takes for an op that does nothing
+        studies topk --elements 256000,1000000 --inputs gauss,laplace,gradient --contestants \
+            noop,noop-graph,exact,graph,tf --json "$folder/topk_small.json"
         studies plot-topk "$folder/topk.json" --elements 25000000 --only exact,algorithm1,tf,torch,numpy --output "$folder/topk.png"
         ;;
     topk_sweep)

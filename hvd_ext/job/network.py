@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job import consensus, cores, log, membership, probe_cache
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from hvd_ext.options import Options
 
 ASSUMED, KEPT, MEASURED = "assumed", "kept", "measured"
+
+# Links that a look shows to be so many times as fast as when they were measured: something had disturbed the probe.
+FASTER = 3.0
 
 _seen: dict[tuple[str, ...], Tree] = {}  # what this process has measured or read, by the hosts of the ranks
 
@@ -49,7 +52,8 @@ def wanted(options: Options, size: int) -> bool:
 def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
     """Find the links of a job without a topology; all ranks call this function, and get the same answer.
 
-    A probe that fails costs a warning: the job goes on with the assumed links.
+    A probe that fails costs a warning: the job goes on with the assumed links. Links that an earlier job has measured
+    count unless a look shows that they are much faster now.
     """
     session = membership.session()
     is_later = session is not None and session.world > 0  # whose links an earlier world may have known
@@ -64,23 +68,24 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
         # Only rank 0 looks for a file, because hosts may have different ones.
         entry = None
         if engine.rank == 0 and is_later and (before := _seen_before(hosts)) is not None:
-            entry = before, "as before"
+            entry = {"text": write.text(before), "looked": {}, "origin": "as before"}
         elif engine.rank == 0 and options.probe not in ("refresh", "off"):
             found = probe_cache.find(key, probe_cache.folder(options))
-            again = "HVD_EXT_PROBE=refresh measures again"
-            entry = None if found is None else (found[0], f"measured on {found[1]}, {again}")
-        return {"cores": cores.seen(), "kept": None if entry is None else (write.text(entry[0]), entry[1])}
+            if found is not None:
+                origin = f"measured on {found.day}, HVD_EXT_PROBE=refresh measures again"
+                entry = {"text": write.text(found.tree), "looked": found.looked, "origin": origin}
+        return {"cores": cores.seen(), "kept": entry}
 
     answers = consensus.exchange(engine, "network", known)
     cores_of = cores.of_hosts(hosts, [answer["cores"] for answer in answers])
-    if answers[0]["kept"] is None and not wanted(options, engine.size):
+    kept = answers[0]["kept"]
+    if kept is None and not wanted(options, engine.size):
         return Network(assumed)
-    if answers[0]["kept"] is None:
+    if kept is None or (kept["looked"] and _are_faster(engine, assumed, options, cores_of, kept["looked"])):
         links = _measured(engine, assumed, options, key, cores_of)
     else:
-        text, origin = answers[0]["kept"]
-        tree = read.parse(text, "of the cache", engine.size)
-        links = Network(tree, KEPT, f"{describe(tree)}; {origin}")
+        tree = read.parse(kept["text"], "of the cache", engine.size)
+        links = Network(tree, KEPT, f"{describe(tree)}; {kept['origin']}")
     if links.source == ASSUMED:
         return links
     remember(hosts, links.tree)
@@ -118,19 +123,56 @@ def _media(engine: Engine, options: Options) -> list[list[str]] | None:
     return consensus.exchange(engine, "media", engine.media)
 
 
+Timed = TypeVar("Timed")
+
+
+def _timed(probe: Callable[[], Timed]) -> tuple[Timed | None, str]:
+    """Give what a probe has measured, or why it has failed on this rank."""
+    try:
+        return probe(), ""
+    except HvdExtError as failed:
+        return None, str(failed) or type(failed).__name__
+    except (OSError, ValueError, ArithmeticError, MemoryError) as failed:
+        return None, f"{type(failed).__name__}: {failed}"
+
+
+def _failed(engine: Engine, answers: Sequence[dict[str, Any]], otherwise: str) -> bool:
+    """Return whether a probe has failed on some rank; rank 0 warns of it."""
+    failures = [(rank, answer["error"]) for rank, answer in enumerate(answers) if answer["error"]]
+    if failures and engine.rank == 0:
+        rank, words = failures[0]
+        log.logger.warning("the links could not be measured (rank %d: %s); %s", rank, words, otherwise)
+    return bool(failures)
+
+
+def _are_faster(
+    engine: Engine, assumed: Tree, options: Options, cores_of: dict[str, float], before: dict[str, float]
+) -> bool:
+    """Look whether the links are much faster than when they were measured."""
+    from hvd_ext.job import probe
+
+    looked, error = _timed(lambda: probe.look(engine, assumed, options, cores_of))
+    answers = consensus.exchange(engine, "network", lambda: {"error": error, "looked": looked})
+    if _failed(engine, answers, "the planner takes those that an earlier job has measured"):
+        return False
+    for name, seconds in answers[0]["looked"].items():
+        if before.get(name, 0.0) > FASTER * seconds:
+            if engine.rank == 0:
+                then, now = (f"{1e6 * one:.2g} us" for one in (before[name], seconds))
+                words = (
+                    "the links are faster than when they were measured (%s: %s then, %s now): they are measured again"
+                )
+                log.logger.info(words, name, then, now)
+            return True
+    return False
+
+
 def _measured(
     engine: Engine, assumed: Tree, options: Options, key: dict[str, Any], cores_of: dict[str, float]
 ) -> Network:
     from hvd_ext.job import probe
 
-    error = ""
-    probed: probe.Measured | None = None
-    try:
-        probed = probe.measure(engine, assumed, options, cores_of)
-    except HvdExtError as failed:
-        error = str(failed) or type(failed).__name__
-    except (OSError, ValueError, ArithmeticError, MemoryError) as failed:
-        error = f"{type(failed).__name__}: {failed}"
+    probed, error = _timed(lambda: probe.measure(engine, assumed, options, cores_of))
     # Computers may round differently: all ranks read what rank 0 has written.
     answers = consensus.exchange(
         engine,
@@ -142,16 +184,7 @@ def _measured(
             "s": probed.seconds if probed else 0.0,
         },
     )
-    failures = [(rank, answer["error"]) for rank, answer in enumerate(answers) if answer["error"]]
-    if failures or probed is None:
-        if engine.rank == 0:
-            rank, words = failures[0]
-            log.logger.warning(
-                "the links could not be measured (rank %d: %s); the planner assumes them, HVD_EXT_PROBE=off measures "
-                "nothing",
-                rank,
-                words,
-            )
+    if _failed(engine, answers, "the planner assumes them, HVD_EXT_PROBE=off measures nothing") or probed is None:
         return Network(assumed)
     tree = read.parse(answers[0]["text"], "of rank 0", engine.size)
     if engine.rank == 0 and answers[0]["doubt"]:
@@ -161,7 +194,7 @@ def _measured(
             answers[0]["doubt"],
         )
     if engine.rank == 0:
-        probe_cache.keep(key, tree, probe_cache.folder(options))
+        probe_cache.keep(key, tree, probed.looked, probe_cache.folder(options))
     seconds = float(answers[0]["s"])  # ranks that act on it must have the same
     return Network(tree, MEASURED, f"{describe(tree)}; measured in {seconds:.2g} s", seconds, probed.curves)
 

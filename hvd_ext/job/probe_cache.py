@@ -15,6 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from hvd_ext.options import Options
     from hvd_ext.topology.tree import Tree
 
-VERSION = 2  # of the file and of the way in which is measured
+VERSION = 3  # of the file and of the way in which is measured
 
 
 def folder(options: Options, environ: Mapping[str, str] | None = None) -> Path:
@@ -57,22 +58,36 @@ def key_of(
     }
 
 
-def find(key: dict[str, Any], where: Path) -> tuple[Tree, str] | None:
-    """Look up a measurement: the cluster with its links, and the day; None if no file counts."""
+@dataclass(frozen=True)
+class Kept:
+    """A measurement that was kept.
+
+    Args:
+        looked: as `Measured.looked`.
+        day: of the measurement.
+    """
+
+    tree: Tree
+    looked: dict[str, float]
+    day: str
+
+
+def find(key: dict[str, Any], where: Path) -> Kept | None:
+    """Look up a measurement; None if no file counts."""
     try:
         kept = json.loads(_path(key, where).read_text(encoding="utf-8"))
         if kept["version"] != VERSION or kept["key"] != key or not isinstance(kept["topology"], str):
             return None
-        return read.parse(kept["topology"], size=len(key["hosts"])), str(kept["day"])
-    except (OSError, ValueError, KeyError, TypeError, TopologyError):  # torn, or not ours
+        looked = {str(name): float(seconds) for name, seconds in kept["looked"].items()}
+        return Kept(read.parse(kept["topology"], size=len(key["hosts"])), looked, str(kept["day"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, TopologyError):  # torn, or not ours
         return None
 
 
-def keep(key: dict[str, Any], tree: Tree, where: Path) -> bool:
+def keep(key: dict[str, Any], tree: Tree, looked: Mapping[str, float], where: Path) -> bool:
     """Write a measurement, and tell whether that worked; a folder that cannot be written costs the next job time."""
-    text = json.dumps(
-        {"version": VERSION, "key": key, "day": time.strftime("%Y-%m-%d"), "topology": write.text(tree)}, indent=1
-    )
+    kept = {"version": VERSION, "key": key, "day": time.strftime("%Y-%m-%d"), "looked": dict(looked)}
+    text = json.dumps({**kept, "topology": write.text(tree)}, indent=1)
     try:
         where.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=where, prefix=".network-")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ def agreed(job: runtime.Runtime, value: object) -> None:
 
 
 def test_all_ranks_get_the_same_links_and_a_second_job_finds_them(
-    job: runtime.Runtime, options: Options, tmp_path: Path
+    job: runtime.Runtime, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = network.of_job(job.engine, hosts_of(job), options)
     text = write.text(found.tree)
@@ -56,9 +57,50 @@ def test_all_ranks_get_the_same_links_and_a_second_job_finds_them(
     curves = {curve.name for curve in found.curves}
     assert curves == ({"in hosts", "between hosts"} if job.engine.size > 2 else {"in hosts"})
     assert len(list(tmp_path.iterdir())) == (job.engine.rank == 0)
+    monkeypatch.setattr(network, "FASTER", np.inf)
     again = network.of_job(job.engine, hosts_of(job), dataclasses.replace(options, probe="auto"))
     assert again.source == network.KEPT
     assert write.text(again.tree) == text
+
+
+def disturbed(folder: Path, factor: float) -> None:
+    """Make what was kept so many times slower, as if something had disturbed the probe; rank 0 has it."""
+    for path in folder.iterdir():
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept["looked"] = {name: factor * seconds for name, seconds in kept["looked"].items()}
+        path.write_text(json.dumps(kept), encoding="utf-8")
+
+
+def test_links_that_were_measured_while_something_disturbed_them_are_measured_again(
+    job: runtime.Runtime, options: Options, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if job.engine.size == 1:
+        pytest.skip("one rank has no links")
+    network.of_job(job.engine, hosts_of(job), options)
+    disturbed(tmp_path, 1e6)
+    before = [path.read_text(encoding="utf-8") for path in tmp_path.iterdir()]
+    with caplog.at_level("INFO"):
+        again = network.of_job(job.engine, hosts_of(job), dataclasses.replace(options, probe="auto"))
+    assert again.source == network.MEASURED
+    agreed(job, write.text(again.tree))
+    for path, text in zip(tmp_path.iterdir(), before, strict=True):
+        assert path.read_text(encoding="utf-8") != text
+    assert ("the links are faster than when they were measured" in caplog.text) == (job.engine.rank == 0)
+
+
+def test_a_look_that_fails_on_a_rank_leaves_the_links_that_are_kept(
+    job: runtime.Runtime, options: Options, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if job.engine.size == 1:
+        pytest.skip("one rank has no links")
+    measured = network.of_job(job.engine, hosts_of(job), options)
+    if job.engine.rank == job.engine.size - 1:
+        monkeypatch.setattr(rings, "look", refuse)
+    monkeypatch.setattr(probe, "PATIENCE_S", 2.0)
+    again = network.of_job(job.engine, hosts_of(job), dataclasses.replace(options, probe="auto"))
+    assert again.source == network.KEPT
+    assert write.text(again.tree) == write.text(measured.tree)
+    assert ("the planner takes those that an earlier job has measured" in caplog.text) == (job.engine.rank == 0)
 
 
 @pytest.mark.parametrize("failing", [0, -1])

@@ -24,8 +24,9 @@ another job, or begins just now, is in one of them only.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -53,12 +54,14 @@ class Measured:
     Args:
         curves: times over the size, in and between hosts, with the fitted lines.
         doubt: why it cannot be told whether hosts are in racks; empty if it can.
+        looked: the seconds of the series that `look` repeats, by their names.
     """
 
     tree: Tree
     curves: tuple[Curve, ...]
     doubt: str
-    seconds: float
+    looked: dict[str, float]
+    seconds: float = 0.0
 
 
 def measure(job: engines.Engine, assumed: Tree, options: Options, cores: Mapping[str, float]) -> Measured:
@@ -69,29 +72,44 @@ def measure(job: engines.Engine, assumed: Tree, options: Options, cores: Mapping
         cores: the processor cores of each host.
     """
     begin = time.perf_counter()
+    with _stand(job, assumed, options, cores) as stand:
+        found = measured(stand, assumed.host_nodes)
+    return replace(found, seconds=time.perf_counter() - begin)
+
+
+def look(job: engines.Engine, assumed: Tree, options: Options, cores: Mapping[str, float]) -> dict[str, float]:
+    """Time a few series of `measure` once, in some milliseconds and a few round trips; as `Measured.looked`."""
+    with _stand(job, assumed, options, cores) as stand:
+        names = _look(stand, assumed.host_nodes)
+        seen = stand.gathered()
+        return {name: of(seen, name) for name in names}
+
+
+@contextlib.contextmanager
+def _stand(job: engines.Engine, assumed: Tree, options: Options, cores: Mapping[str, float]) -> Iterator[Stand]:
     # What carries the job's data between hosts carries the probe's; nothing is looked for again.
     options = options.replace(transport="tcp" if job.inter_host_transport == "TCP" else "mpi", stall_fatal_s=PATIENCE_S)
     engine = engines.start_set(job, range(job.size), 0, options)
     complete = False
     try:
-        hosts = assumed.host_nodes
-        (host,) = (node for node in hosts if job.rank in node.ranks)
-        stand = Stand(engine, max(len(host.ranks) / cores[host.name], 1.0), options.gpu_buckets)
-        links = measured(stand, hosts)
+        (host,) = (node for node in assumed.host_nodes if job.rank in node.ranks)
+        yield Stand(engine, max(len(host.ranks) / cores[host.name], 1.0), options.gpu_buckets)
         complete = True
     finally:
         engine.stop(together=complete)
-    return Measured(*links, time.perf_counter() - begin)
 
 
-def measured(stand: Stand, skeletons: Sequence[Node]) -> tuple[Tree, tuple[Curve, ...], str]:
-    """Time everything, and make the tree.
+def _look(stand: Stand, skeletons: Sequence[Node]) -> list[str]:
+    hosts, (inner, _) = [node.ranks for node in skeletons], groups.parts(skeletons)
+    names = rings.look(stand, hosts, [ring.ranks for ring in inner])
+    return names + (meetings.look(stand, hosts, patterns.pairs_of(len(hosts), 1)[0]) if len(hosts) > 1 else [])
+
+
+def measured(stand: Stand, skeletons: Sequence[Node]) -> Measured:
+    """Time everything, and make the tree; the same on all ranks.
 
     Args:
         skeletons: the hosts, as for `measure`.
-
-    Returns:
-        The tree, the curves and the doubt of `Measured`; the same on all ranks.
     """
     names, hosts = [node.name for node in skeletons], [node.ranks for node in skeletons]
     inner, joins = groups.parts(skeletons)
@@ -105,7 +123,9 @@ def measured(stand: Stand, skeletons: Sequence[Node]) -> tuple[Tree, tuple[Curve
             looked_s = of(stand.gathered(), "look")
             size = size or meetings.Size(*stand.agreed(meetings.size_of(looked_s, len(paired))))
             meetings.time_meetings(stand, hosts, paired, size)
+    looked = _look(stand, skeletons)
     seen = stand.gathered()
+    seconds_of = {name: of(seen, name) for name in looked}
     sizes = rings.host_sizes(hosts, on_gpu=stand.on_gpu)
     handed = [(nbytes, of(seen, f"nothing {nbytes}")) for nbytes in (TINY_NBYTES, *sizes)]
     most = max(len(ring.ranks) for ring in inner)
@@ -137,7 +157,8 @@ def measured(stand: Stand, skeletons: Sequence[Node]) -> tuple[Tree, tuple[Curve
     ring = Node(largest.name, links.get(largest.ranks, SHARED_MEMORY), tuple(map(leaf, range(most))))
     factors = rings.size_factors(seen, Tree(ring, gamma, 0.0 if paired else message_s, handover=handover), sizes)
     if not paired:
-        return Tree(nodes[0], gamma, message_s, selection, handover, factors), tuple(curves), ""
+        tree = Tree(nodes[0], gamma, message_s, selection, handover, factors)
+        return Measured(tree, tuple(curves), "", seconds_of)
     assert size is not None
     met = [
         meetings.pair_betas(seen, hosts, pairs, f"meeting {number} of 1/1", size.nbytes)
@@ -152,7 +173,8 @@ def measured(stand: Stand, skeletons: Sequence[Node]) -> tuple[Tree, tuple[Curve
     between = Link(alpha_s, sorted(ports)[(len(ports) - 1) // 2])
     curves.append(Curve("between hosts", points, between))
     root = _cluster(nodes, between, ports, in_racks)
-    return Tree(root, gamma, message_s, selection, handover, factors), tuple(curves), in_racks.doubt
+    tree = Tree(root, gamma, message_s, selection, handover, factors)
+    return Measured(tree, tuple(curves), in_racks.doubt, seconds_of)
 
 
 def _cluster(nodes: Sequence[Node], between: Link, ports: Sequence[float], found: racks.Racks) -> Node:

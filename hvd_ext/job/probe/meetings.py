@@ -38,13 +38,15 @@ MOST_HOSTS, LEAST_NBYTES = 16, 16 << 10
 ALONE = 2
 
 
-def look(stand: Stand, hosts: Sequence[tuple[int, ...]], pairs: Sequence[Pair]) -> None:
-    """Time small messages between hosts, and look how fast larger ones are."""
-    size = stand.engine.size
+def look(stand: Stand, hosts: Sequence[tuple[int, ...]], pairs: Sequence[Pair]) -> list[str]:
+    """Time small messages between hosts, and look how fast larger ones are; gives the names of the series."""
+    size, names = stand.engine.size, []
     for messages in (1, MANY):
         plan = patterns.exchanges(hosts, pairs, size, rounds=ROUNDS, messages=messages)
-        stand.time(f"between, {messages} {SMALL}", plan, TINY_NBYTES * plan.units)
+        names.append(f"between, {messages} {SMALL}")
+        stand.time(names[-1], plan, TINY_NBYTES * plan.units)
     stand.time("look", *exchange(hosts, pairs, size, LOOK_NBYTES, 8000), samples=2)
+    return [*names, "look"]
 
 
 class Size(NamedTuple):

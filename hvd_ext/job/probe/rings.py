@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -24,6 +25,7 @@ SELECTED_NBYTES = 8 << 20  # so many that what a selection takes beside its byte
 # Buffers on GPUs, where a kernel takes as long as a few hundred kilobytes.
 GPU_SIZES = (1 << 20, 4 << 20, 16 << 20, 64 << 20)
 SELECTED_ON_GPU_NBYTES = 32 << 20
+Kind = Literal["all_gather", "reduce_scatter", "both"]
 
 
 def time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]], rings: Sequence[tuple[int, ...]]) -> None:
@@ -37,17 +39,38 @@ def time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]], rings: Sequence[t
     selected = selected_nbytes(on_gpu=stand.on_gpu)
     stand.time("selection", selecting, selected, clock=stand.selection_clock, dense=dense)
     stand.time("no selection", patterns.nothing(size), selected, clock=stand.selection_clock)
-    largest = max(len(ranks) for ranks in rings)
-    if largest == 1:
+    if max(len(ranks) for ranks in rings) == 1:
         return
     for messages in (1, MANY):
-        plan = patterns.rings(rings, size, rounds=ROUNDS, messages=messages)
-        stand.time(f"in hosts, {messages} {SMALL}", plan, TINY_NBYTES * plan.units)
+        _time_small(stand, rings, messages)
     for nbytes in sizes:
-        segment = min(nbytes, largest * HOST_MESSAGE_NBYTES)
-        plans = {kind: patterns.rings(rings, size, kind) for kind in ("all_gather", "reduce_scatter")}
-        for kind, plan in (*plans.items(), ("both", patterns.both(rings, size))):
-            stand.time(f"in hosts, {kind} {nbytes}", plan, nbytes, segment)
+        _time_size(stand, rings, nbytes, ("all_gather", "reduce_scatter", "both"))
+
+
+def look(stand: Stand, hosts: Sequence[tuple[int, ...]], rings: Sequence[tuple[int, ...]]) -> list[str]:
+    """Time two of the series of `time_hosts` once more; gives their names."""
+    if max(len(ranks) for ranks in rings) == 1:
+        return []
+    nbytes = host_sizes(hosts, on_gpu=stand.on_gpu)[:2][-1]
+    return [_time_small(stand, rings, 1), *_time_size(stand, rings, nbytes, ("both",))]
+
+
+def _time_small(stand: Stand, rings: Sequence[tuple[int, ...]], messages: int) -> str:
+    name = f"in hosts, {messages} {SMALL}"
+    plan = patterns.rings(rings, stand.engine.size, rounds=ROUNDS, messages=messages)
+    stand.time(name, plan, TINY_NBYTES * plan.units)
+    return name
+
+
+def _time_size(stand: Stand, rings: Sequence[tuple[int, ...]], nbytes: int, kinds: Sequence[Kind]) -> list[str]:
+    size = stand.engine.size
+    segment = min(nbytes, max(len(ranks) for ranks in rings) * HOST_MESSAGE_NBYTES)
+    names = []
+    for kind in kinds:
+        plan = patterns.both(rings, size) if kind == "both" else patterns.rings(rings, size, kind)
+        names.append(f"in hosts, {kind} {nbytes}")
+        stand.time(names[-1], plan, nbytes, segment)
+    return names
 
 
 def selected_nbytes(*, on_gpu: bool = False) -> int:

@@ -52,6 +52,7 @@ HOSTS = ("a", "a", "b")
 NODES = (Node("a", Link(1e-6, 1e-9), (leaf(0), leaf(1))), Node("b", Link(1e-6, 1e-9), (leaf(2),)))
 TREE = Tree(Node("cluster", Link(4e-5, 8e-8), NODES))
 KEY = probe_cache.key_of(HOSTS, Options(), "TCP", None)
+LOOKED = {"in hosts, both 524288": 1.5e-3, "look": 0.25}
 
 
 def the_file(folder: Path) -> Path:
@@ -62,8 +63,10 @@ def the_file(folder: Path) -> Path:
 def test_a_measurement_is_found_again(tmp_path: Path) -> None:
     where = tmp_path / "made" / "here"
     assert probe_cache.find(KEY, where) is None
-    assert probe_cache.keep(KEY, TREE, where)
-    assert probe_cache.find(KEY, where)[0] == TREE  # type: ignore[index]
+    assert probe_cache.keep(KEY, TREE, LOOKED, where)
+    found = probe_cache.find(KEY, where)
+    assert found is not None
+    assert (found.tree, found.looked) == (TREE, LOOKED)
     assert the_file(where).name.startswith("network-")
 
 
@@ -77,7 +80,7 @@ def test_a_measurement_is_found_again(tmp_path: Path) -> None:
     ],
 )
 def test_other_hosts_and_transports_have_their_own(other: dict[str, Any], tmp_path: Path) -> None:
-    assert probe_cache.keep(KEY, TREE, tmp_path)
+    assert probe_cache.keep(KEY, TREE, LOOKED, tmp_path)
     assert probe_cache.find(other, tmp_path) is None
 
 
@@ -97,20 +100,22 @@ def changed(**values: Any) -> Any:
         changed(topology="link: {alpha_s: 1}"),
         changed(topology="link: {alpha_s: 1, gbit_per_s: 1}\nranks: [0, 1]"),
         changed(topology=7),
+        changed(looked=7),
+        changed(looked={"look": "soon"}),
     ],
 )
 def test_a_torn_file_or_one_of_another_version_does_not_count(spoil: Any, tmp_path: Path) -> None:
-    assert probe_cache.keep(KEY, TREE, tmp_path)
+    assert probe_cache.keep(KEY, TREE, LOOKED, tmp_path)
     path = the_file(tmp_path)
     path.write_text(spoil(path.read_text(encoding="utf-8")), encoding="utf-8")
     assert probe_cache.find(KEY, tmp_path) is None
-    assert probe_cache.keep(KEY, TREE, tmp_path)
+    assert probe_cache.keep(KEY, TREE, LOOKED, tmp_path)
     assert probe_cache.find(KEY, tmp_path) is not None
 
 
 def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    assert not probe_cache.keep(KEY, TREE, tmp_path / "file" / "folder")
+    assert not probe_cache.keep(KEY, TREE, LOOKED, tmp_path / "file" / "folder")
     assert probe_cache.find(KEY, tmp_path / "file" / "folder") is None
 
 

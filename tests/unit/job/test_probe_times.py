@@ -87,8 +87,9 @@ def cluster(counts: tuple[int, ...]) -> Tree:
 
 
 def found(stand: Times) -> tuple[Tree, str]:
-    tree, _, doubt = probe.measured(stand, stand.tree.host_nodes)
-    return tree, doubt
+    measured = probe.measured(stand, stand.tree.host_nodes)
+    assert measured.looked and all(seconds > 0 for seconds in measured.looked.values())
+    return measured.tree, measured.doubt
 
 
 def alone(hosts: int) -> racks.Groups:
