@@ -29,7 +29,7 @@ class Message:
     alpha_s: float
     receiver: int
     round: int
-    reduces: bool
+    added_s_per_byte: float  # the time in which the receiver adds it
     message_s: float = 0.0  # the time of the sender's processor for it, and of the receiver's
 
 
@@ -44,7 +44,6 @@ class Program:
     messages: tuple[Message, ...]
     rounds: tuple[tuple[tuple[tuple[int, ...], int, float], ...], ...]
     beta_s_per_byte: tuple[float, ...]  # for each directed port
-    gamma_s_per_byte: float
     part_nbytes: int  # the largest part of a message, unless it has MOST_PARTS parts
 
 
@@ -205,12 +204,9 @@ class Play:
     def _take(self, which: int, segment: int, now_s: float) -> None:
         """Takes a message that has arrived, and reduces it; a rank takes one message after another."""
         run = self._runs[self._run_of[segment]]
-        program = run.program
-        message = program.messages[which]
+        message = run.program.messages[which]
         rank = message.receiver
-        work_s = message.message_s
-        if message.reduces:
-            work_s += message.share * run.segment_nbytes * program.gamma_s_per_byte
+        work_s = message.message_s + message.share * run.segment_nbytes * message.added_s_per_byte
         if work_s:
             now_s = self._rank_free_s[rank] = max(now_s, self._rank_free_s[rank]) + work_s
         ready_s = self._ready_s[rank]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_ext.planning.cost.sparse import DENSE, Sparsity, local_s_per_byte, sent_shares
-from hvd_ext.planning.ir import COUNT, LOCAL_OPCODES, OPCODE, PEER, RECV_REDUCE, ROUND, SENDS
+from hvd_ext.planning.ir import BEGIN, COUNT, LOCAL_OPCODES, OPCODE, PEER, RECV_REDUCE, ROUND, SENDS, Rows
 from hvd_ext.planning.lower import rounds_of, rows_of
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.topology.tree import Node, Tree
@@ -82,6 +82,29 @@ def messages_s(tree: Tree, senders: _Ints, receivers: _Ints) -> _Floats:
     return np.where(host_of[senders] == host_of[receivers], 0.0, tree.message_s)
 
 
+def added_s_per_byte(rows: Rows, rank: int, tree: Tree) -> _Floats:
+    """The time in which a rank adds the message of each row, for each byte of the message, seconds [n].
+
+    In a host a message is added from the sender's memory. Where this rank sends the same elements in the same round, it
+    copies the message first, because it may not change them yet. The hand-over of a buffer makes two such copies.
+    """
+    adds = rows[:, OPCODE] == RECV_REDUCE
+    seconds = np.where(adds, tree.gamma_s_per_byte, 0.0)
+    copy_s_per_byte = tree.handover.beta_s_per_byte / 2
+    (host,) = (ranks for ranks in tree.hosts() if rank in ranks)
+    near = adds & np.isin(rows[:, PEER], host)
+    if not copy_s_per_byte or not near.any():
+        return seconds
+    sent: dict[int, list[tuple[int, int]]] = {}
+    for row in rows[np.isin(rows[:, OPCODE], SENDS)].tolist():
+        sent.setdefault(row[ROUND], []).append((row[BEGIN], row[BEGIN] + row[COUNT]))
+    for number in np.nonzero(near)[0].tolist():
+        begin, end = int(rows[number, BEGIN]), int(rows[number, BEGIN] + rows[number, COUNT])
+        if any(first < end and begin < last for first, last in sent.get(int(rows[number, ROUND]), ())):
+            seconds[number] += copy_s_per_byte
+    return seconds
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """The load of a plan on a cluster, for any size of buffer.
@@ -133,7 +156,8 @@ def profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profil
     loads = _table(sent_in[messages], crossed, seconds, (rounds + 1, 2 * len(ports.alpha_s)))
     local_s = np.concatenate([local_s_per_byte(of_rank, plan.units, sparsity) for of_rank in rows])
     local_s *= np.array(tree.sharing)[ranks]
-    work_s = np.where(reduces, table[:, COUNT] / plan.units * tree.gamma_s_per_byte, local_s)
+    added_s = np.concatenate([added_s_per_byte(of_rank, rank, tree) for rank, of_rank in enumerate(rows)])
+    work_s = local_s + table[:, COUNT] / plan.units * added_s
     works = reduces | np.isin(table[:, OPCODE], LOCAL_OPCODES)
     work = _table(table[works, ROUND], ranks[works], work_s[works], (rounds + 1, plan.size))
     each_s = messages_s(tree, senders, receivers)

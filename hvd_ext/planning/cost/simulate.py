@@ -13,9 +13,9 @@ from functools import lru_cache
 import numpy as np
 
 from hvd_ext.planning.cost.levels import bottleneck
-from hvd_ext.planning.cost.loads import Ports, messages_s
+from hvd_ext.planning.cost.loads import Ports, added_s_per_byte, messages_s
 from hvd_ext.planning.cost.sparse import DENSE, Sparsity, local_s_per_byte, sent_shares
-from hvd_ext.planning.ir import LOCAL_OPCODES, OPCODE, PEER, RECV_REDUCE, ROUND, SENDS
+from hvd_ext.planning.ir import LOCAL_OPCODES, OPCODE, PEER, ROUND, SENDS
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.simulation.events import Message, Play, Program, Run
@@ -103,13 +103,15 @@ def program_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Pro
     ports = Ports(tree)
     tables = [rows_of(plan, rank) for rank in range(plan.size)]
     # The n-th send from one rank to another matches the n-th receive there.
-    receives: dict[tuple[int, int], list[tuple[int, bool]]] = {}
+    receives: dict[tuple[int, int], list[tuple[int, float]]] = {}
     places = [{number: place for place, number in enumerate(np.unique(table[:, ROUND]).tolist())} for table in tables]
     waits = [[0] * len(of_rank) for of_rank in places]
     for rank, table in enumerate(tables):
-        for row in table[~np.isin(table[:, OPCODE], (*SENDS, *LOCAL_OPCODES))].tolist():
+        received = ~np.isin(table[:, OPCODE], (*SENDS, *LOCAL_OPCODES))
+        added_s = added_s_per_byte(table, rank, tree)[received]
+        for row, add_s in zip(table[received].tolist(), added_s.tolist(), strict=True):
             place = places[rank][row[ROUND]]
-            receives.setdefault((row[PEER], rank), []).append((place, row[OPCODE] == RECV_REDUCE))
+            receives.setdefault((row[PEER], rank), []).append((place, add_s))
             waits[rank][place] += 1
     messages: list[Message] = []
     rounds = []
@@ -120,16 +122,16 @@ def program_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Pro
         busy_s = messages_s(tree, np.full(plan.size, rank), np.arange(plan.size))  # by the receiver
         for row, share in zip(table[sending].tolist(), shares[sending].tolist(), strict=True):
             way = _way(ports, rank, row[PEER])
-            place, reduces = receives[rank, row[PEER]].pop(0)
+            place, add_s = receives[rank, row[PEER]].pop(0)
             alpha_s = max(float(ports.alpha_s[port // 2]) for port in way)
             sends[places[rank][row[ROUND]]].append(len(messages))
-            messages.append(Message(share, way, alpha_s, row[PEER], place, reduces, float(busy_s[row[PEER]])))
+            messages.append(Message(share, way, alpha_s, row[PEER], place, add_s, float(busy_s[row[PEER]])))
         numbers = np.array([places[rank][number] for number in table[:, ROUND].tolist()], dtype=np.int64)
         local_s = local_s_per_byte(table, plan.units, sparsity) * tree.sharing[rank]
         work = np.bincount(numbers, local_s, len(sends)).tolist()
         rounds.append(tuple((tuple(sent), *rest) for sent, *rest in zip(sends, waits[rank], work, strict=True)))
     betas = np.repeat(ports.beta_s_per_byte, 2).tolist()
-    return Program(tuple(messages), tuple(rounds), tuple(betas), tree.gamma_s_per_byte, MESSAGE_NBYTES)
+    return Program(tuple(messages), tuple(rounds), tuple(betas), MESSAGE_NBYTES)
 
 
 def _way(ports: Ports, sender: int, receiver: int) -> tuple[int, ...]:

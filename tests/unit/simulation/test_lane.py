@@ -15,9 +15,9 @@ RATE_S = 1e-6
 def across(alpha_s: float = 0.0, message_s: float = 0.0, gamma: float = 0.0, share: float = 1.0) -> Program:
     """Two ranks that send each other the share of a segment, in one round. The ports are numbered as in a tree."""
     messages = tuple(
-        Message(share, (2 * rank, 3 - 2 * rank), alpha_s, 1 - rank, 0, True, message_s) for rank in range(2)
+        Message(share, (2 * rank, 3 - 2 * rank), alpha_s, 1 - rank, 0, gamma, message_s) for rank in range(2)
     )
-    return Program(messages, ((((0,), 1, 0.0),), (((1,), 1, 0.0),)), (RATE_S,) * 4, gamma, PART)
+    return Program(messages, ((((0,), 1, 0.0),), (((1,), 1, 0.0),)), (RATE_S,) * 4, PART)
 
 
 def ends_s(runs: list[Run], window: int = 4) -> tuple[float, ...]:
