@@ -31,7 +31,7 @@ for part in $parts; do
     case $part in
     one_host)
         rm -f "$file"
-        hvd_ext bench allreduce --ranks 2,4 --bytes 4,4096,65536,1000000,16000000 --algorithms auto,ring,memory,mpi,horovod --json "$file"
+        hvd_ext bench allreduce --ranks 2,4 --bytes 4,4096,65536,262144,1000000,4000000,16000000,100000000 --algorithms auto,ring,memory,mpi,horovod --json "$file"
         HOROVOD_CYCLE_TIME=0 hvd_ext bench allreduce --ranks 2,4 --bytes 4,4096,65536 --algorithms auto,horovod --how graph \
             --json "$folder/allreduce_cycle_time_0.json"
         ;;
