@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
     from hvd_ext.options import Options
 
+Timed = TypeVar("Timed")
+
 ASSUMED, KEPT, MEASURED = "assumed", "kept", "measured"
 
 # Links that a look shows to be so many times as fast as when they were measured: something had disturbed the probe.
@@ -123,9 +125,6 @@ def _media(engine: Engine, options: Options) -> list[list[str]] | None:
     return consensus.exchange(engine, "media", engine.media)
 
 
-Timed = TypeVar("Timed")
-
-
 def _timed(probe: Callable[[], Timed]) -> tuple[Timed | None, str]:
     """Give what a probe has measured, or why it has failed on this rank."""
     try:
@@ -158,11 +157,10 @@ def _are_faster(
     for name, seconds in answers[0]["looked"].items():
         if before.get(name, 0.0) > FASTER * seconds:
             if engine.rank == 0:
-                then, now = (f"{1e6 * one:.2g} us" for one in (before[name], seconds))
-                words = (
-                    "the links are faster than when they were measured (%s: %s then, %s now): they are measured again"
+                log.logger.info(
+                    "the links are faster than when they were measured (%s: %s then, %s now): they are measured again",
+                    *(name, _time(before[name]), _time(seconds)),
                 )
-                log.logger.info(words, name, then, now)
             return True
     return False
 
@@ -232,7 +230,11 @@ def describe(tree: Tree) -> str:
 
 def words(link: Link) -> str:
     """Describe a link's rate and latency, as in "95.6 Mbit/s and 41 us"."""
-    return f"{rate(link)} and {link.alpha_s * 1e6:.2g} us"
+    return f"{rate(link)} and {_time(link.alpha_s)}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.2g} us" if seconds < 0.995e-4 else f"{seconds * 1e3:.2g} ms"
 
 
 def rate(link: Link) -> str:
