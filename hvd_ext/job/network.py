@@ -21,7 +21,8 @@ Timed = TypeVar("Timed")
 
 ASSUMED, KEPT, MEASURED = "assumed", "kept", "measured"
 
-# Links that a look shows to be so many times as fast as when they were measured: something had disturbed the probe.
+# Links that a look shows to be so many times as fast as when they were measured: something had disturbed the probe, or
+# they have become faster.
 FASTER = 3.0
 
 _seen: dict[tuple[str, ...], Tree] = {}  # what this process has measured or read, by the hosts of the ranks
@@ -74,20 +75,22 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
         elif engine.rank == 0 and options.probe not in ("refresh", "off"):
             found = probe_cache.find(key, probe_cache.folder(options))
             if found is not None:
+                # In a later world a look would delay workers that train already.
+                looked = found.looked if wanted(options, engine.size) and not is_later else {}
                 origin = f"measured on {found.day}, HVD_EXT_PROBE=refresh measures again"
-                entry = {"text": write.text(found.tree), "looked": found.looked, "origin": origin}
+                entry = {"text": write.text(found.tree), "looked": looked, "origin": origin}
         return {"cores": cores.seen(), "kept": entry}
 
     answers = consensus.exchange(engine, "network", known)
     cores_of = cores.of_hosts(hosts, [answer["cores"] for answer in answers])
-    kept = answers[0]["kept"]
-    if kept is None and not wanted(options, engine.size):
-        return Network(assumed)
-    if kept is None or (kept["looked"] and _are_faster(engine, assumed, options, cores_of, kept["looked"])):
-        links = _measured(engine, assumed, options, key, cores_of)
-    else:
+    links, kept = Network(assumed), answers[0]["kept"]
+    if kept is not None:
         tree = read.parse(kept["text"], "of the cache", engine.size)
         links = Network(tree, KEPT, f"{describe(tree)}; {kept['origin']}")
+    elif not wanted(options, engine.size):
+        return links
+    if kept is None or (kept["looked"] and _are_faster(engine, assumed, options, cores_of, kept["looked"])):
+        links = _measured(engine, assumed, options, key, cores_of, links)
     if links.source == ASSUMED:
         return links
     remember(hosts, links.tree)
@@ -135,12 +138,18 @@ def _timed(probe: Callable[[], Timed]) -> tuple[Timed | None, str]:
         return None, f"{type(failed).__name__}: {failed}"
 
 
+_OTHERWISE = {
+    ASSUMED: "the planner assumes them, HVD_EXT_PROBE=off measures nothing",
+    KEPT: "the planner takes those that an earlier job has measured",
+}
+
+
 def _failed(engine: Engine, answers: Sequence[dict[str, Any]], otherwise: str) -> bool:
-    """Return whether a probe has failed on some rank; rank 0 warns of it."""
+    """Return whether a probe has failed on some rank; rank 0 warns of it, and says which links count."""
     failures = [(rank, answer["error"]) for rank, answer in enumerate(answers) if answer["error"]]
     if failures and engine.rank == 0:
         rank, words = failures[0]
-        log.logger.warning("the links could not be measured (rank %d: %s); %s", rank, words, otherwise)
+        log.logger.warning("the links could not be measured (rank %d: %s); %s", rank, words, _OTHERWISE[otherwise])
     return bool(failures)
 
 
@@ -152,7 +161,7 @@ def _are_faster(
 
     looked, error = _timed(lambda: probe.look(engine, assumed, options, cores_of))
     answers = consensus.exchange(engine, "network", lambda: {"error": error, "looked": looked})
-    if _failed(engine, answers, "the planner takes those that an earlier job has measured"):
+    if _failed(engine, answers, KEPT):
         return False
     for name, seconds in answers[0]["looked"].items():
         if before.get(name, 0.0) > FASTER * seconds:
@@ -166,8 +175,9 @@ def _are_faster(
 
 
 def _measured(
-    engine: Engine, assumed: Tree, options: Options, key: dict[str, Any], cores_of: dict[str, float]
+    engine: Engine, assumed: Tree, options: Options, key: dict[str, Any], cores_of: dict[str, float], known: Network
 ) -> Network:
+    """Measure the links; gives those that are known if that fails."""
     from hvd_ext.job import probe
 
     probed, error = _timed(lambda: probe.measure(engine, assumed, options, cores_of))
@@ -182,8 +192,8 @@ def _measured(
             "s": probed.seconds if probed else 0.0,
         },
     )
-    if _failed(engine, answers, "the planner assumes them, HVD_EXT_PROBE=off measures nothing") or probed is None:
-        return Network(assumed)
+    if _failed(engine, answers, known.source) or probed is None:
+        return known
     tree = read.parse(answers[0]["text"], "of rank 0", engine.size)
     if engine.rank == 0 and answers[0]["doubt"]:
         log.logger.warning(
@@ -234,7 +244,9 @@ def words(link: Link) -> str:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds * 1e6:.2g} us" if seconds < 0.995e-4 else f"{seconds * 1e3:.2g} ms"
+    if seconds < 0.995e-4:
+        return f"{seconds * 1e6:.2g} us"
+    return f"{seconds * 1e3:.2g} ms" if seconds < 0.0995 else f"{seconds:.2g} s"
 
 
 def rate(link: Link) -> str:

@@ -118,8 +118,8 @@ class Options:
         compression: how float32 gradients are sent: `Compression.none`, `.fp16` or `.bf16`.
         topology: None to detect the hosts, the path of a YAML file, or a `Tree`.
         probe: without a topology, "auto" measures the links when a job of several ranks starts and something is left to
-            choose, unless a job on the same hosts has done so before; "refresh" measures in any case; "off" assumes the
-            links.
+            choose, unless a job on the same hosts has done so before and they are not much faster now; "refresh"
+            measures in any case; "off" assumes the links.
         cache: the folder where rank 0 keeps what was measured; empty for `hvd_ext` in the user's cache folder.
         stall_warn_s: seconds after which a rank that stays away is named on stderr; 0 for never.
         stall_fatal_s: seconds after which waiting for a rank becomes a `CommunicationError`; 0 for never.
@@ -249,7 +249,9 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("topology", "YAML file of the topology; empty: the hosts are detected"),
     Setting(
-        "probe", "without a topology: auto measures the links once for each set of hosts; refresh: again; off: never"
+        "probe",
+        "without a topology: auto measures the links of a set of hosts, and again if they are much faster; refresh: in "
+        "any case; off: never",
     ),
     Setting("cache", "folder where rank 0 keeps the measured links; empty: hvd_ext in the user's cache folder"),
     Setting("stall_warn_s", "seconds after which a missing rank is named; 0: never"),

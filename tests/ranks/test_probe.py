@@ -88,14 +88,21 @@ def test_links_that_were_measured_while_something_disturbed_them_are_measured_ag
     assert ("the links are faster than when they were measured" in caplog.text) == (job.engine.rank == 0)
 
 
-def test_a_look_that_fails_on_a_rank_leaves_the_links_that_are_kept(
-    job: runtime.Runtime, options: Options, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("what", ["look", "time_hosts"])
+def test_a_look_or_a_second_measurement_that_fails_on_a_rank_leaves_the_links_that_are_kept(
+    what: str,
+    job: runtime.Runtime,
+    options: Options,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     if job.engine.size == 1:
         pytest.skip("one rank has no links")
     measured = network.of_job(job.engine, hosts_of(job), options)
+    disturbed(tmp_path, 1e6)
     if job.engine.rank == job.engine.size - 1:
-        monkeypatch.setattr(rings, "look", refuse)
+        monkeypatch.setattr(rings, what, refuse)
     monkeypatch.setattr(probe, "PATIENCE_S", 2.0)
     again = network.of_job(job.engine, hosts_of(job), dataclasses.replace(options, probe="auto"))
     assert again.source == network.KEPT

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_ext.planning.cost.sparse import DENSE, Sparsity, local_s_per_byte, sent_shares
-from hvd_ext.planning.ir import BEGIN, COUNT, LOCAL_OPCODES, OPCODE, PEER, RECV_REDUCE, ROUND, SENDS, Rows
+from hvd_ext.planning.ir import BEGIN, COUNT, LOCAL_OPCODES, OPCODE, PEER, RECV_REDUCE, ROUND, SEND, SENDS, Rows
 from hvd_ext.planning.lower import rounds_of, rows_of
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.topology.tree import Node, Tree
@@ -73,35 +73,45 @@ def messages_s(tree: Tree, senders: _Ints, receivers: _Ints) -> _Floats:
 
     With several hosts, only messages between them cost the tree's message_s.
     """
-    hosts = tree.hosts()
-    if len(hosts) == 1 or not tree.message_s:
+    if len(tree.hosts()) == 1 or not tree.message_s:
         return np.full(len(senders), tree.message_s)
-    host_of = np.empty(tree.size, dtype=np.int64)
-    for number, ranks in enumerate(hosts):
-        host_of[list(ranks)] = number
-    return np.where(host_of[senders] == host_of[receivers], 0.0, tree.message_s)
+    hosts = host_of(tree)
+    return np.where(hosts[senders] == hosts[receivers], 0.0, tree.message_s)
+
+
+def host_of(tree: Tree) -> _Ints:
+    """The number of each rank's host, int64 [ranks]."""
+    numbers = np.empty(tree.size, dtype=np.int64)
+    for number, ranks in enumerate(tree.hosts()):
+        numbers[list(ranks)] = number
+    return numbers
+
+
+def copy_s_per_byte(tree: Tree) -> float:
+    """The time of a copy of a buffer: the hand-over makes two, into the engine's memory and out of it."""
+    return tree.handover.beta_s_per_byte / 2
 
 
 def added_s_per_byte(rows: Rows, rank: int, tree: Tree) -> _Floats:
     """The time in which a rank adds the message of each row, for each byte of the message, seconds [n].
 
-    In a host a message is added from the sender's memory. Where this rank sends the same elements in the same round, it
-    copies the message first, because it may not change them yet. The hand-over of a buffer makes two such copies.
+    In shared memory a message is added where it lies. If this rank sends the same elements in the same round, it copies
+    the message first, because it may not change them yet. Prices have this copy for every form of numbers, though only
+    plain ones need it, and for hosts whose ranks do not share memory.
     """
     adds = rows[:, OPCODE] == RECV_REDUCE
     seconds = np.where(adds, tree.gamma_s_per_byte, 0.0)
-    copy_s_per_byte = tree.handover.beta_s_per_byte / 2
     (host,) = (ranks for ranks in tree.hosts() if rank in ranks)
     near = adds & np.isin(rows[:, PEER], host)
-    if not copy_s_per_byte or not near.any():
+    if not copy_s_per_byte(tree) or not near.any():
         return seconds
     sent: dict[int, list[tuple[int, int]]] = {}
-    for row in rows[np.isin(rows[:, OPCODE], SENDS)].tolist():
+    for row in rows[rows[:, OPCODE] == SEND].tolist():
         sent.setdefault(row[ROUND], []).append((row[BEGIN], row[BEGIN] + row[COUNT]))
     for number in np.nonzero(near)[0].tolist():
         begin, end = int(rows[number, BEGIN]), int(rows[number, BEGIN] + rows[number, COUNT])
         if any(first < end and begin < last for first, last in sent.get(int(rows[number, ROUND]), ())):
-            seconds[number] += copy_s_per_byte
+            seconds[number] += copy_s_per_byte(tree)
     return seconds
 
 

@@ -68,7 +68,7 @@ def mstopk(
     tensor = dtypes.converted("mstopk", x, DTYPES)
     dtype = _index_dtype(index_dtype)
     picks, offsets = _parts(tensor, k, segments)
-    number = _known(seed) if type(seed) is int else _tensor(seed)
+    number = _known(seed) if type(seed) is int else _seed(seed)
     if chosen.number is None:
         return _by_tensorflow(tensor, picks, offsets, dtype)
     with ops.translated(), _where(tensor, chosen):
@@ -171,6 +171,11 @@ def _parts(x: tf.Tensor, k: Any, segments: Any) -> tuple[tf.Tensor, tf.Tensor]:
         if isinstance(lengths, np.ndarray):
             return _tensor(picks), tf.constant(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
         return _tensor(picks), tf.concat([tf.zeros([1], tf.int64), tf.cumsum(lengths)], 0)
+
+
+def _seed(seed: Any) -> tf.Tensor:
+    with tf.device(ops.HOST):
+        return tf.cast(seed, tf.int64) if tf.is_tensor(seed) else tf.constant(seed, tf.int64)
 
 
 def _known(numbers: int | tuple[int, ...]) -> tf.Tensor:

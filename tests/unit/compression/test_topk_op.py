@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,14 +105,20 @@ def test_selectors_that_give_fewer_leave_no_holes_between_segments():
     assert values.numpy().tolist() == [3, -4, 5]
 
 
-def test_the_seed_may_be_a_tensor():
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64], ids=["int32", "int64"])
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
+def test_the_seed_may_be_a_tensor(dtype: tf.DType, traced: bool):
     x = tf.random.stateless_normal([2000], [1, 2])
-    step = tf.Variable(0, dtype=tf.int64)
-    draw = tf.function(lambda: hvd_ext.mstopk(x, 20, mode="random", seed=step)[1])
-    first = draw().numpy().tolist()
-    assert draw().numpy().tolist() == first
+    step = tf.Variable(0, dtype=dtype)
+
+    def draw(seed: Any = step) -> tf.Tensor:
+        return hvd_ext.mstopk(x, 20, mode="random", seed=seed)[1]
+
+    again = tf.function(draw, autograph=False) if traced else draw
+    first = again().numpy().tolist()
+    assert again().numpy().tolist() == first == draw(0).numpy().tolist() == draw(np.int32(0)).numpy().tolist()
     step.assign_add(1)
-    assert draw().numpy().tolist() != first
+    assert again().numpy().tolist() != first
 
 
 def test_the_gradient_goes_to_the_picks_also_where_they_are_fewer_than_k():

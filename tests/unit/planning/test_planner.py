@@ -223,6 +223,9 @@ def test_in_a_host_a_message_for_elements_that_are_being_sent_costs_a_copy() -> 
     for tree, name, copies in ((host, "recursive_doubling", 1), (host, "ring", 0), (hosts, "recursive_doubling", 0)):
         without = replace(tree, handover=Link(0.0, 0.0))
         more_s = handover.alpha_s + nbytes * handover.beta_s_per_byte * (1 + copies / 2)
+        plan = registry.get(name).build(tree)
+        by_level, by_rows = level_profile(plan, tree), profile(plan, tree)
+        assert by_level.rounds_s_per_byte == pytest.approx(by_rows.rounds_s_per_byte)
         prices = [
             (planner.price(one, name, nbytes).seconds, planner.quick_price_s(one, name, nbytes))
             for one in (tree, without)
