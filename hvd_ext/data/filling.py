@@ -125,7 +125,9 @@ def _verbose(frame: FrameType) -> Any:
     """Give the `verbose` of the outermost call of Keras in a stack, which makes the bar; None where there is none."""
     verbose, at = None, cast("FrameType | None", frame)
     while at is not None:
-        if at.f_code.co_name in ("fit", "evaluate", "predict") and "keras" in at.f_globals.get("__name__", ""):
+        # hvd_ext.keras has a `fit` too, around that of Keras
+        module = str(at.f_globals.get("__name__", ""))
+        if at.f_code.co_name in ("fit", "evaluate", "predict") and module.startswith(("keras.", "tf_keras.")):
             verbose = at.f_locals.get("verbose")
         at = at.f_back
     return verbose

@@ -25,6 +25,7 @@ from hvd_ext.commands.cache import app
 from hvd_ext.data import cache as caches, filling, folders, store
 from hvd_ext.data.cache import DataCache
 from hvd_ext.errors import InvalidError
+from hvd_ext.keras.optimizers import models
 from tests.unit.data.caching import CLASSES, Counted, decode, epoch, flip_a_bit, numbered, numbers_of, write_pictures
 
 SAMPLES = np.arange(40)
@@ -408,6 +409,7 @@ def test_inside_fit_there_is_a_bar_where_keras_has_none(verbose: int) -> None:
     def look(batch: int, logs: Any) -> None:
         seen.append(filling._keras_has_a_bar())
 
+    models.watch(keras.Model)  # as in a job with a distributed optimizer
     looks = keras.callbacks.LambdaCallback(on_train_batch_begin=look, on_test_batch_begin=look)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
