@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.studies.topk.jobs import compared, summary
+from benchmarks.studies.topk.jobs import summary, with_ratios
 
 
 def topk_row(contestant: str, samples: list[float], yardsticks: list[float], **more: Any) -> dict[str, Any]:
@@ -35,4 +35,4 @@ def topk_rows(**more: Any) -> list[dict[str, Any]]:
     """Make rows: ours at 1.1 passes, error feedback at 1.2 additions; Algorithm 1 at 49.5 and NumPy at 22 passes."""
     passes = [0.25, 0.5, 0.25]
     times = {"exact": 1.1, "feedback": 1.2, "algorithm1": 49.5, "numpy": 22.0}
-    return compared([topk_row(name, [x * one for one in passes], passes, **more) for name, x in times.items()])
+    return with_ratios([topk_row(name, [x * one for one in passes], passes, **more) for name, x in times.items()])

@@ -16,7 +16,7 @@ from benchmarks.studies.__main__ import app
 from benchmarks.studies.topk import inputs, jobs, peers, worker as topk_worker
 from benchmarks.studies.topk.check import Check, keys_of, unique
 from benchmarks.studies.topk.functions import Algorithm1, bare_add, read_pass
-from benchmarks.studies.topk.jobs import NAMES, Request, compared, measure, summary
+from benchmarks.studies.topk.jobs import NAMES, Request, measure, summary, with_ratios
 from benchmarks.studies.topk.peers import Bench
 from benchmarks.studies.topk.results import BENCHMARK
 from benchmarks.studies.topk.targets import TARGETS, verdict, verdicts, verdicts_of
@@ -260,7 +260,7 @@ def test_ours_is_compared_in_the_rounds_that_both_were_called_in() -> None:
     exact = topk_row("exact", [1.0, 2.0, 4.0], [1.0] * 3)
     slow = topk_row("torch", [10.0, 80.0], [1.0] * 2, rounds=[0, 2])
     other = topk_row("torch", [10.0], [1.0], input="laplace")
-    assert [one["x_ours"] for one in compared([exact, slow, other])] == [1.0, 15.0, None]
+    assert [one["x_ours"] for one in with_ratios([exact, slow, other])] == [1.0, 15.0, None]
 
 
 def test_ours_is_compared_with_a_pass_and_a_no_op_of_the_same_round() -> None:
@@ -268,7 +268,7 @@ def test_ours_is_compared_with_a_pass_and_a_no_op_of_the_same_round() -> None:
     graph = topk_row("graph", [9.0], [2.0])
     noop = topk_row("noop", [0.5, 1.0], [1.0] * 2, rounds=[0, 2])
     noop_graph = topk_row("noop-graph", [6.0], [1.0])
-    found = compared([exact, graph, noop, noop_graph, topk_row("torch", [9.0], [1.0])])
+    found = with_ratios([exact, graph, noop, noop_graph, topk_row("torch", [9.0], [1.0])])
     assert [one["x_less_noop"] for one in found] == [2.25, 1.5, None, None, None]  # of 1.5 and 3
     small = [{**row, "elements": 256_000} for row in found]
     measured = {one["item"]: (one["measured"], one["met"]) for one in verdicts(small)}

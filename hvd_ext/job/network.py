@@ -55,8 +55,8 @@ def wanted(options: Options, size: int) -> bool:
 def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
     """Find the links of a job without a topology; all ranks call this function, and get the same answer.
 
-    A probe that fails costs a warning: the job goes on with the assumed links. Links that an earlier job has measured
-    count unless a look shows that they are much faster now.
+    Links that an earlier job has measured count, unless a look shows that they are much faster now. If a probe fails,
+    rank 0 warns, and the job takes the links of the earlier job, or else assumed ones.
     """
     session = membership.session()
     is_later = session is not None and session.world > 0  # whose links an earlier world may have known
@@ -76,7 +76,7 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
             found = probe_cache.find(key, probe_cache.folder(options))
             if found is not None:
                 # In a later world a look would delay workers that train already.
-                looked = found.looked if wanted(options, engine.size) and not is_later else {}
+                looked = {} if is_later else found.looked
                 origin = f"measured on {found.day}, HVD_EXT_PROBE=refresh measures again"
                 entry = {"text": write.text(found.tree), "looked": looked, "origin": origin}
         return {"cores": cores.seen(), "kept": entry}

@@ -15,6 +15,9 @@ from hvd_ext.job.probe import rings
 from hvd_ext.options import Options
 from hvd_ext.topology import write
 from hvd_ext.topology.tree import from_hosts
+from tests.ranks.conftest import LAUNCHED_SIZE
+
+several = pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="one rank has no links")
 
 
 @pytest.fixture
@@ -63,6 +66,17 @@ def test_all_ranks_get_the_same_links_and_a_second_job_finds_them(
     assert write.text(again.tree) == text
 
 
+def fails(job: runtime.Runtime, monkeypatch: pytest.MonkeyPatch, rank: int, what: str) -> None:
+    """Let a function of the probe fail on a rank; the others find that this rank has left the probe."""
+
+    def refuse(*_: object) -> None:
+        raise InvalidError("no memory for the probe")
+
+    if job.engine.rank == rank % job.engine.size:
+        monkeypatch.setattr(rings, what, refuse)
+    monkeypatch.setattr(probe, "PATIENCE_S", 2.0)
+
+
 def disturbed(folder: Path, factor: float) -> None:
     """Make what was kept so many times slower, as if something had disturbed the probe; rank 0 has it."""
     for path in folder.iterdir():
@@ -71,11 +85,10 @@ def disturbed(folder: Path, factor: float) -> None:
         path.write_text(json.dumps(kept), encoding="utf-8")
 
 
+@several
 def test_links_that_were_measured_while_something_disturbed_them_are_measured_again(
     job: runtime.Runtime, options: Options, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if job.engine.size == 1:
-        pytest.skip("one rank has no links")
     network.of_job(job.engine, hosts_of(job), options)
     disturbed(tmp_path, 1e6)
     before = [path.read_text(encoding="utf-8") for path in tmp_path.iterdir()]
@@ -88,6 +101,7 @@ def test_links_that_were_measured_while_something_disturbed_them_are_measured_ag
     assert ("the links are faster than when they were measured" in caplog.text) == (job.engine.rank == 0)
 
 
+@several
 @pytest.mark.parametrize("what", ["look", "time_hosts"])
 def test_a_look_or_a_second_measurement_that_fails_on_a_rank_leaves_the_links_that_are_kept(
     what: str,
@@ -97,19 +111,16 @@ def test_a_look_or_a_second_measurement_that_fails_on_a_rank_leaves_the_links_th
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
-    if job.engine.size == 1:
-        pytest.skip("one rank has no links")
     measured = network.of_job(job.engine, hosts_of(job), options)
     disturbed(tmp_path, 1e6)
-    if job.engine.rank == job.engine.size - 1:
-        monkeypatch.setattr(rings, what, refuse)
-    monkeypatch.setattr(probe, "PATIENCE_S", 2.0)
+    fails(job, monkeypatch, -1, what)
     again = network.of_job(job.engine, hosts_of(job), dataclasses.replace(options, probe="auto"))
     assert again.source == network.KEPT
     assert write.text(again.tree) == write.text(measured.tree)
     assert ("the planner takes those that an earlier job has measured" in caplog.text) == (job.engine.rank == 0)
 
 
+@several
 @pytest.mark.parametrize("failing", [0, -1])
 def test_a_probe_that_fails_on_a_rank_costs_a_warning(
     failing: int,
@@ -119,12 +130,7 @@ def test_a_probe_that_fails_on_a_rank_costs_a_warning(
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
-    if job.engine.size == 1:
-        pytest.skip("one rank has no links")
-    if job.engine.rank == failing % job.engine.size:
-        # The others find that this rank has left the probe.
-        monkeypatch.setattr(rings, "time_hosts", refuse)
-    monkeypatch.setattr(probe, "PATIENCE_S", 2.0)
+    fails(job, monkeypatch, failing, "time_hosts")
     found = network.of_job(job.engine, hosts_of(job), options)
     assert found == network.Network(from_hosts(hosts_of(job)))
     assert not list(tmp_path.iterdir())
@@ -133,10 +139,6 @@ def test_a_probe_that_fails_on_a_rank_costs_a_warning(
     prepared = job.allreduce(4000)
     assert prepared.plan
     agreed(job, prepared.digest)
-
-
-def refuse(*_: object) -> None:
-    raise InvalidError("no memory for the probe")
 
 
 def test_the_probe_leaves_the_jobs_counters_alone(job: runtime.Runtime, options: Options) -> None:

@@ -134,7 +134,7 @@ def measure(
         tell: takes what runs now, and how many of the request's groups have just become ready.
 
     Returns:
-        Rows, with what `summary` and `compared` add to them, and notes on what could not be measured.
+        Rows, with what `summary` and `with_ratios` add to them, and notes on what could not be measured.
 
     Raises:
         JobError: a process failed, or told nothing for too long.
@@ -158,7 +158,7 @@ def measure(
                     tell(f"{row['elements']:,} {row['input']}, {threads} threads", int(where != last))
                     last = where
                     rows.append(row)
-    return compared(rows), notes
+    return with_ratios(rows), notes
 
 
 def _notes(hello: Mapping[str, Any], request: Request) -> list[str]:
@@ -194,7 +194,7 @@ def _paired(samples: Sequence[float], yardsticks: Sequence[float]) -> float:
     return statistics.median(mine / theirs for mine, theirs in zip(samples, yardsticks, strict=True))
 
 
-def compared(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def with_ratios(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Compare every row with other rows of the same input, over the rounds that both were called in.
 
     Returns:

@@ -101,10 +101,10 @@ def added_s_per_byte(rows: Rows, rank: int, tree: Tree) -> _Floats:
     """
     adds = rows[:, OPCODE] == RECV_REDUCE
     seconds = np.where(adds, tree.gamma_s_per_byte, 0.0)
-    (host,) = (ranks for ranks in tree.hosts() if rank in ranks)
-    near = adds & np.isin(rows[:, PEER], host)
-    if not copy_s_per_byte(tree) or not near.any():
+    if not copy_s_per_byte(tree):
         return seconds
+    hosts = host_of(tree)
+    near = adds & (hosts[rows[:, PEER]] == hosts[rank])
     sent: dict[int, list[tuple[int, int]]] = {}
     for row in rows[rows[:, OPCODE] == SEND].tolist():
         sent.setdefault(row[ROUND], []).append((row[BEGIN], row[BEGIN] + row[COUNT]))
