@@ -20,6 +20,7 @@ from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.job import runtime
 from hvd_ext.keras.optimizers.optimizer import channels
 from tests.ranks.conftest import LAUNCHED_SIZE
+from tests.ranks.training import policy_of
 
 # a majority or a quorum of two ranks is one or both
 pytestmark = [pytest.mark.slow, pytest.mark.ranks(1, 3)]
@@ -249,7 +250,7 @@ def test_a_delay_catches_up_with_a_step_that_is_under_way() -> None:
         time.sleep(1)  # the others save and catch up meanwhile
     optimizer.apply([gradient(hvd.rank(), 2)], [variable])
     np.testing.assert_array_equal(variable.numpy(), -total([1]))
-    assert optimizer._hvd_ext.reducer.sets[0].policy.save()
+    assert policy_of(optimizer).save()
     assert hvd.catch_up(optimizer) == 1
     np.testing.assert_array_equal(variable.numpy(), -total([1, 2]))
 

@@ -24,7 +24,7 @@ from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.policies.late import Late
 from tests.ranks.compare import assert_equal
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.training import checkpoint, data, model, shared
+from tests.ranks.training import checkpoint, data, model, policy_of, shared
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")]
 
@@ -91,7 +91,7 @@ def test_a_delay_in_a_process_set_is_restored_on_another_number_of_ranks() -> No
 
     first = optimizer()
     first.apply([tf.fill([3], hvd.rank() + 1.0)], [variable])
-    saved = first._hvd_ext.reducer.sets[0].policy.save()
+    saved = policy_of(first).save()
     second = optimizer()
     other = {**saved, "ranks": np.array(7)}
     second._hvd_ext.reducer.restore({0: (other, lambda: [other])})
@@ -121,7 +121,7 @@ def test_what_was_held_is_applied_after_a_restart() -> None:
     first.apply([tf.constant([1.0, 2.0, 3.0]) * (1 + hvd.rank())], [variable])
     hvd.barrier()
     np.testing.assert_array_equal(variable.numpy(), [-1, -2, -3])
-    saved = first._hvd_ext.reducer.sets[0].policy.save()
+    saved = policy_of(first).save()
     restart()
     second = optimizer()
     second._hvd_ext.reducer.restore({0: (saved, lambda: hvd.allgather_object(saved))})

@@ -25,7 +25,7 @@ from tests.ranks.topk_jobs import (
     step_of,
     variables,
 )
-from tests.ranks.training import assert_same_bits_on_all_ranks, values
+from tests.ranks.training import assert_same_bits_on_all_ranks, policy_of, values
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("apart")]
 
@@ -197,7 +197,7 @@ def test_auto_follows_the_norm_and_not_the_rate_and_all_ranks_alike(
     with caplog.at_level(logging.INFO, "hvd_ext"):
         for number in range(8):
             step([part * np.float32(5 if number >= 6 else 1) for part in gradients(hvd.rank(), 0)])
-            densities.append(float(optimizer._hvd_ext.reducer.sets[0].policy.feedback.density(channels(optimizer)[-1])))
+            densities.append(float(policy_of(optimizer).feedback.density(channels(optimizer)[-1])))
     # the first window decides nothing, the second has the same norm, and the last a larger one
     assert densities == [1.0, 1.0, 1.0, 0.0625, 0.0625, *densities[5:7], 1.0]
     assert hvd.allgather_object(densities) == [densities] * hvd.size()

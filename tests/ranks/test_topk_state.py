@@ -30,7 +30,7 @@ from tests.ranks.topk_jobs import (
     step_of,
     variables,
 )
-from tests.ranks.training import checkpoint, data, model, shared, values
+from tests.ranks.training import checkpoint, data, model, policy_of, shared, values
 
 pytestmark = [
     pytest.mark.ranks(2),
@@ -115,7 +115,7 @@ def test_of_another_number_of_ranks_every_update_that_waits_is_kept() -> None:
                 _, tensor, offset, _ = key.split("/")
                 expected[int(tensor)][int(offset) : int(offset) + array.size] -= array / 4
     assert_equal([part.reshape(-1) for part in values(weights)], expected)
-    assert optimizer._hvd_ext.reducer.sets[0].policy.feedback.steps == 8
+    assert policy_of(optimizer).feedback.steps == 8
 
 
 def test_files_that_a_rank_cannot_read_are_named_and_training_begins_with_nothing(
