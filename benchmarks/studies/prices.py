@@ -38,6 +38,7 @@ HEADINGS = ("ranks", "links", "bytes", "algorithm", "price", "median", "price / 
 SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 NEAR, NEAR_BELOW_1_MB = 1.5, 2.5
 SAMPLES, SAMPLE_S, PAUSE_S = 7, 0.005, 0.005
+MOST_CALLS = 1000  # in a sample
 
 
 def laid_out(job: runtime.Runtime, name: str, nbytes: int) -> Layout:
@@ -101,13 +102,14 @@ def sampled(job: runtime.Runtime, names: Sequence[str], nbytes: int) -> dict[str
         step()
         begin = time.perf_counter()
         step()
-        own = min(50, math.ceil(SAMPLE_S / max(time.perf_counter() - begin, 1e-6)))
+        own = min(MOST_CALLS, math.ceil(SAMPLE_S / max(time.perf_counter() - begin, 1e-6)))
         calls[name] = max(consensus.exchange(job.engine, "calls", lambda own=own: own))
     samples: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(SAMPLES):
         for name in names:
             job.engine.exchange("prices", b"")
             time.sleep(PAUSE_S)
+            steps[name]()  # in which the ranks meet after the pause
             begin = time.perf_counter()
             for _ in range(calls[name]):
                 steps[name]()

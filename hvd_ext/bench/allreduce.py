@@ -170,7 +170,7 @@ def _row(
     processor_s = statistics.fmean(sample["processor_seconds"] for sample in taken)
     wrong = [words for sample in [facts, *taken] for words in sample["wrong"]]
     plan = facts["chosen"] or facts["algorithm"]
-    predicted_s, bottleneck = cluster.predicted(plan, nbytes)
+    predicted_s, bottleneck = cluster.predicted(plan, nbytes, facts["how"])
     sums = facts["algorithm"] != "noop"
     row = {
         "algorithm": facts["algorithm"],

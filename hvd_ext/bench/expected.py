@@ -9,8 +9,11 @@ from typing import Any
 from hvd_ext.cluster.spec import MTU, payload_share
 from hvd_ext.planning import planner, registry
 from hvd_ext.planning.cost.bounds import bound_s
+from hvd_ext.planning.cost.loads import copy_s_per_byte
 from hvd_ext.topology.read import parse
 from hvd_ext.topology.tree import SHARED_MEMORY, Tree, from_hosts
+
+UNCOPIED_NBYTES = 1 << 20  # from which on an op hands a result over in the memory of its bucket (kKeptNbytes in C++)
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,13 @@ class Cluster:
         # the rates of a topology are those of the payload, for an MTU of 1500
         return bound_s(self.tree, nbytes, algorithm) * payload_share(MTU)
 
-    def predicted(self, algorithm: str, nbytes: int) -> tuple[float | None, float | None]:
-        """Give the planner's price of an allreduce.
+    def predicted(self, algorithm: str, nbytes: int, how: str = "engine") -> tuple[float | None, float | None]:
+        """Give the planner's price of an allreduce, with the copies of a way to call it.
+
+        Args:
+            algorithm: one of the planner's, or another contestant.
+            nbytes: the size of the buffer.
+            how: "engine" copies the buffer in and the result out; "graph" hands long results over without a copy.
 
         Returns:
             Seconds, and the bytes over the port and direction that is busy for longest; twice None for MPI and Horovod,
@@ -82,7 +90,8 @@ class Cluster:
         if algorithm not in registry.names():
             return None, None
         price = planner.price(self.tree, algorithm, nbytes)
-        return price.seconds, price.bottleneck_nbytes
+        uncopied = nbytes if how == "graph" and nbytes >= UNCOPIED_NBYTES else 0
+        return price.seconds - uncopied * copy_s_per_byte(self.tree.at(nbytes)), price.bottleneck_nbytes
 
 
 def cluster_of(hello: dict[str, Any], rate: float | None) -> Cluster:

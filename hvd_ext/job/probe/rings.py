@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from hvd_ext.job.probe.stand import MANY, ROUNDS, SMALL, TINY_NBYTES, Stand, Times, of
+from hvd_ext.job.probe.stand import MANY, ROUNDS, SHORT_NBYTES, SHORT_STEPS, SMALL, TINY_NBYTES, Stand, Times, of
 from hvd_ext.planning import patterns
 from hvd_ext.planning.cost import simulate
 from hvd_ext.planning.grain import HOST_MESSAGE_NBYTES
@@ -32,9 +32,10 @@ def time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]], rings: Sequence[t
     """Time what ranks do alone, and rings of ranks."""
     size = stand.engine.size
     sizes = host_sizes(hosts, on_gpu=stand.on_gpu)
-    stand.time(f"nothing {SMALL}", patterns.nothing(size), TINY_NBYTES)
+    stand.time(f"nothing {SMALL}", patterns.nothing(size), TINY_NBYTES, steps=SHORT_STEPS)
     for nbytes in (TINY_NBYTES, *sizes):
-        stand.time(f"nothing {nbytes}", patterns.nothing(size), nbytes, clock=stand.work_clock)
+        steps = _steps(nbytes)
+        stand.time(f"nothing {nbytes}", patterns.nothing(size), nbytes, steps=steps, clock=stand.work_clock)
     selecting, dense = (patterns.selection(size, dense) for dense in (False, True))
     selected = selected_nbytes(on_gpu=stand.on_gpu)
     stand.time("selection", selecting, selected, clock=stand.selection_clock, dense=dense)
@@ -58,7 +59,7 @@ def look(stand: Stand, hosts: Sequence[tuple[int, ...]], rings: Sequence[tuple[i
 def _time_small(stand: Stand, rings: Sequence[tuple[int, ...]], messages: int) -> str:
     name = f"in hosts, {messages} {SMALL}"
     plan = patterns.rings(rings, stand.engine.size, rounds=ROUNDS, messages=messages)
-    stand.time(name, plan, TINY_NBYTES * plan.units)
+    stand.time(name, plan, TINY_NBYTES * plan.units, steps=SHORT_STEPS)
     return name
 
 
@@ -69,8 +70,12 @@ def _time_size(stand: Stand, rings: Sequence[tuple[int, ...]], nbytes: int, kind
     for kind in kinds:
         plan = patterns.both(rings, size) if kind == "both" else patterns.rings(rings, size, kind)
         names.append(f"in hosts, {kind} {nbytes}")
-        stand.time(names[-1], plan, nbytes, segment)
+        stand.time(names[-1], plan, nbytes, segment, steps=_steps(nbytes))
     return names
+
+
+def _steps(nbytes: int) -> int:
+    return SHORT_STEPS if nbytes <= SHORT_NBYTES else 1
 
 
 def selected_nbytes(*, on_gpu: bool = False) -> int:

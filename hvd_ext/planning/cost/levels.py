@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.planning.cost.loads import Ports, Profile, copy_s_per_byte, host_of, messages_s as _messages_s, profile
+from hvd_ext.planning.cost.loads import Ports, Profile, exchanged_s_per_byte, host_of, messages_s as _messages_s, profile
 from hvd_ext.planning.cost.sparse import DENSE, Sparsity
 from hvd_ext.planning.cost.sparse_levels import (
     all_to_all_units,
@@ -84,9 +84,9 @@ def level_profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> 
         loads = (np.bincount(crossed, shares[messages], len(betas)) + others) * betas
         reduces = any(call.kind in ("reduce", "reduce_scatter", "exchange") for call in level.calls)
         reductions = np.bincount(receivers, shares, plan.size) * (tree.gamma_s_per_byte if reduces else 0.0)
-        if any(call.kind == "exchange" for call in level.calls):  # see added_s_per_byte
+        if any(call.kind == "exchange" for call in level.calls):
             near = hosts[senders] == hosts[receivers]
-            reductions += np.bincount(receivers[near], shares[near], plan.size) * copy_s_per_byte(tree)
+            reductions += np.bincount(receivers[near], shares[near], plan.size) * exchanged_s_per_byte(tree)
         latency_s += message_rounds(level) * float(ports.alpha_s[used // 2].max())
         listed_s = float(_messages_s(tree, senders, receivers).max(initial=0.0))
         busy_s = tree.message_s if others.any() else listed_s

@@ -92,16 +92,23 @@ def copy_s_per_byte(tree: Tree) -> float:
     return tree.handover.beta_s_per_byte / 2
 
 
-def added_s_per_byte(rows: Rows, rank: int, tree: Tree) -> _Floats:
-    """The time in which a rank adds the message of each row, for each byte of the message, seconds [n].
+def exchanged_s_per_byte(tree: Tree) -> float:
+    """What it costs in a host to add a message to elements that this rank sends in the same round, seconds per byte.
 
-    In shared memory a message is added where it lies. If this rank sends the same elements in the same round, it copies
-    the message first, because it may not change them yet. Prices have this copy for every form of numbers, though only
-    plain ones need it, and for hosts whose ranks do not share memory.
+    In shared memory other messages are added where they lie. This one is copied first, because the rank may not change
+    its elements yet; and when it may, they lie in the peer's cache, and come back over the host's link. Prices have
+    this for every form of numbers, though only plain ones need it, and for hosts whose ranks do not share memory.
     """
+    links = [host.slowest.beta_s_per_byte for host in tree.host_nodes if host.children]
+    return copy_s_per_byte(tree) + max(links, default=0.0) if copy_s_per_byte(tree) else 0.0
+
+
+def added_s_per_byte(rows: Rows, rank: int, tree: Tree) -> _Floats:
+    """The time in which a rank adds the message of each row, for each byte of the message, seconds [n]."""
     adds = rows[:, OPCODE] == RECV_REDUCE
     seconds = np.where(adds, tree.gamma_s_per_byte, 0.0)
-    if not copy_s_per_byte(tree):
+    exchanged_s = exchanged_s_per_byte(tree)
+    if not exchanged_s:
         return seconds
     hosts = host_of(tree)
     near = adds & (hosts[rows[:, PEER]] == hosts[rank])
@@ -111,7 +118,7 @@ def added_s_per_byte(rows: Rows, rank: int, tree: Tree) -> _Floats:
     for number in np.nonzero(near)[0].tolist():
         begin, end = int(rows[number, BEGIN]), int(rows[number, BEGIN] + rows[number, COUNT])
         if any(first < end and begin < last for first, last in sent.get(int(rows[number, ROUND]), ())):
-            seconds[number] += copy_s_per_byte(tree)
+            seconds[number] += exchanged_s
     return seconds
 
 

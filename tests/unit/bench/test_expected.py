@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from hvd_ext.bench.expected import Cluster, cluster_of
 from hvd_ext.cluster.spec import Spec, topology
 from hvd_ext.errors import TopologyError
-from hvd_ext.topology.tree import from_hosts
+from hvd_ext.topology.tree import Link, from_hosts
 
 RATE = 12.5e6
 RACKS = Spec((1, 1, 1, 1), rate="100mbit", racks=(2, 2), rack_rate="20mbit")
@@ -72,6 +73,14 @@ def test_only_plans_have_a_price() -> None:
     assert seconds is not None and seconds > 0
     assert nbytes == pytest.approx(1_000_000)  # over each link between two hosts
     assert cluster(2, 2).predicted("mpi", 1_000_000) == (None, None)
+
+
+def test_in_a_graph_a_long_result_is_not_copied() -> None:
+    handover = Link(3e-6, 6e-11)
+    place = Cluster(("a", "a"), replace(from_hosts(["a", "a"]), handover=handover))
+    for nbytes, copies in ((4096, 0), (16_000_000, 1)):
+        in_graph, with_numpy = (place.predicted("ring", nbytes, how)[0] or 0.0 for how in ("graph", "engine"))
+        assert with_numpy - in_graph == pytest.approx(copies * nbytes * handover.beta_s_per_byte / 2)
 
 
 def test_a_topology_of_another_job_is_refused() -> None:

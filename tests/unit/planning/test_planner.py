@@ -214,15 +214,20 @@ def test_the_planner_imports_no_tensorflow_no_mpi_and_no_clock() -> None:
                         assert name.split(".")[1] in rooms, f"{path.name} imports {name}"
 
 
-def test_in_a_host_a_message_for_elements_that_are_being_sent_costs_a_copy() -> None:
-    handover, nbytes = Link(3e-6, 5.9e-11), 1 << 18
-    host = Tree(replace(one_host(2).root, link=Link(2.7e-6, 3.3e-11)), handover=handover)
+def test_in_a_host_a_message_for_elements_that_are_being_sent_costs_a_copy_and_their_way_back() -> None:
+    handover, link, nbytes = Link(3e-6, 5.9e-11), Link(2.7e-6, 3.3e-11), 1 << 18
+    host = Tree(replace(one_host(2).root, link=link), handover=handover)
     chosen = {size: planner.allreduce_plan(host, nbytes=size).algorithm for size in (1 << 14, nbytes)}
     assert chosen == {1 << 14: "recursive_doubling", nbytes: "ring"}  # as measured on two cores of an AMD EPYC
     hosts = replace(from_hosts(["a", "b"]), handover=handover)
-    for tree, name, copies in ((host, "recursive_doubling", 1), (host, "ring", 0), (hosts, "recursive_doubling", 0)):
+    exchanged = handover.beta_s_per_byte / 2 + link.beta_s_per_byte
+    for tree, name, more in (
+        (host, "recursive_doubling", exchanged),
+        (host, "ring", 0.0),
+        (hosts, "recursive_doubling", 0.0),
+    ):
         without = replace(tree, handover=Link(0.0, 0.0))
-        more_s = handover.alpha_s + nbytes * handover.beta_s_per_byte * (1 + copies / 2)
+        more_s = handover.alpha_s + nbytes * (handover.beta_s_per_byte + more)
         plan = registry.get(name).build(tree)
         by_level, by_rows = level_profile(plan, tree), profile(plan, tree)
         assert by_level.rounds_s_per_byte == pytest.approx(by_rows.rounds_s_per_byte)
