@@ -259,19 +259,10 @@ class Channels:
             InvalidError: an array is not contiguous, or does not match its tensor.
         """
         self._check_arrays(channel, inputs, outputs)
-        held = tuple(inputs), tuple(outputs)  # an array with a reference cannot be resized
-        arguments = (
-            ctypes.c_int64(channel),
-            ctypes.c_int64(len(inputs)),
-            _memories(inputs),
-            _memories(outputs),
-            _sizes(inputs),
-        )
-
-        def step(_held: object = held) -> None:
-            _call("hvd_ext_channel_reduce", *arguments)
-
-        return step
+        numbers = ctypes.c_int64(channel), ctypes.c_int64(len(inputs))
+        memories = _memories(inputs), _memories(outputs), _sizes(inputs)
+        arrays = tuple(inputs), tuple(outputs)  # an array with a reference cannot be resized
+        return native.prepared("hvd_ext_channel_reduce", *numbers, *memories, keeps=arrays)
 
     @contextlib.contextmanager
     def prepared_on_device(self, channel: int, sizes: Sequence[int]) -> Iterator[Callable[[], None]]:

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.planning.cost.loads import Ports, Profile, exchanged_s_per_byte, host_of, messages_s as _messages_s, profile
+from hvd_ext.planning.cost.loads import (
+    Ports,
+    Profile,
+    exchanged_s_per_byte,
+    host_of,
+    messages_s as _messages_s,
+    profile,
+)
 from hvd_ext.planning.cost.sparse import DENSE, Sparsity
 from hvd_ext.planning.cost.sparse_levels import (
     all_to_all_units,
