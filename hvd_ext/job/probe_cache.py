@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hvd_ext.options import Options
     from hvd_ext.topology.tree import Tree
 
-VERSION = 3  # of the file and of the way in which is measured
+VERSION = 4  # of the file and of the way in which is measured
 
 
 def folder(options: Options, environ: Mapping[str, str] | None = None) -> Path:

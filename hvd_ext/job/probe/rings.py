@@ -8,15 +8,14 @@ from typing import Literal
 
 import numpy as np
 
-from hvd_ext.job.probe.stand import MANY, ROUNDS, SHORT_NBYTES, SHORT_STEPS, SMALL, TINY_NBYTES, Stand, Times, of
+from hvd_ext.job.probe.stand import MANY, ROUNDS, SMALL, TINY_NBYTES, Stand, Times, of
 from hvd_ext.planning import patterns
 from hvd_ext.planning.cost import simulate
 from hvd_ext.planning.grain import HOST_MESSAGE_NBYTES
 from hvd_ext.topology.fit import line
 from hvd_ext.topology.tree import Link, Tree
 
-# Buffers that fit into caches and, on one host, buffers that do not: so many bytes in all. Between hosts the links are
-# slower than memory.
+# Buffers that fit into caches, and buffers that do not: so many bytes in all.
 HOST_SIZES = (64 << 10, 512 << 10, 2 << 20, 4 << 20, 16 << 20)
 HOST_NBYTES = 64 << 20
 CACHED = 3  # of the sizes, for one line through all; other sizes have factors
@@ -25,6 +24,9 @@ SELECTED_NBYTES = 8 << 20  # so many that what a selection takes beside its byte
 # Buffers on GPUs, where a kernel takes as long as a few hundred kilobytes.
 GPU_SIZES = (1 << 20, 4 << 20, 16 << 20, 64 << 20)
 SELECTED_ON_GPU_NBYTES = 32 << 20
+# The steps of a sample, up to so many bytes and beyond: ranks that follow each other wait in turns, so that the slowest
+# rank of a single step shows more than steps take.
+SHORT_NBYTES, SHORT_STEPS, LONG_STEPS = 1 << 20, 10, 3
 Kind = Literal["all_gather", "reduce_scatter", "both"]
 
 
@@ -44,8 +46,9 @@ def time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]], rings: Sequence[t
         return
     for messages in (1, MANY):
         _time_small(stand, rings, messages)
-    for nbytes in sizes:
-        _time_size(stand, rings, nbytes, ("all_gather", "reduce_scatter", "both"))
+    for number, nbytes in enumerate(sizes):
+        kinds: tuple[Kind, ...] = ("all_gather", "reduce_scatter", "both") if number < CACHED else ("both",)
+        _time_size(stand, rings, nbytes, kinds)
 
 
 def look(stand: Stand, hosts: Sequence[tuple[int, ...]], rings: Sequence[tuple[int, ...]]) -> list[str]:
@@ -75,7 +78,7 @@ def _time_size(stand: Stand, rings: Sequence[tuple[int, ...]], nbytes: int, kind
 
 
 def _steps(nbytes: int) -> int:
-    return SHORT_STEPS if nbytes <= SHORT_NBYTES else 1
+    return SHORT_STEPS if nbytes <= SHORT_NBYTES else LONG_STEPS
 
 
 def selected_nbytes(*, on_gpu: bool = False) -> int:
@@ -85,12 +88,10 @@ def selected_nbytes(*, on_gpu: bool = False) -> int:
 
 def host_sizes(hosts: Sequence[Sequence[int]], *, on_gpu: bool = False) -> tuple[int, ...]:
     """The sizes of the buffers that are timed in hosts."""
-    all_sizes = GPU_SIZES if on_gpu else HOST_SIZES
-    sizes = all_sizes if len(hosts) == 1 else all_sizes[:CACHED]
     if on_gpu:
-        return sizes
+        return GPU_SIZES if len(hosts) == 1 else GPU_SIZES[:CACHED]
     most = HOST_NBYTES // max(len(ranks) for ranks in hosts)
-    return tuple(nbytes for nbytes in sizes if nbytes <= most) or sizes[:1]
+    return tuple(nbytes for nbytes in HOST_SIZES if nbytes <= most) or HOST_SIZES[:1]
 
 
 def size_factors(seen: Sequence[Times], host: Tree, sizes: Sequence[int]) -> tuple[tuple[float, float], ...]:

@@ -26,9 +26,6 @@ ROUNDS = 8  # of small messages, one after the other
 MANY = 8  # messages of a rank in a round
 ATTEMPTS = 2
 REPEATS = 3  # of each attempt
-# The steps of a sample with so few bytes that they take microseconds: ranks that follow each other wait in turns, so
-# that the slowest rank of a single step shows more than steps take.
-SHORT_NBYTES, SHORT_STEPS = 1 << 20, 10
 DENSITY = 0.01
 Times = dict[str, list[list[float]]]  # the samples of each series in each attempt
 
