@@ -4,7 +4,7 @@
 
 The ranks measure their links anew. Then `auto` and every algorithm that is priced within 1.5 of the best one (2.5 below
 1 MB) sum buffers of each size, NumPy arrays in and out, in turns. A sample is the time of the slowest rank, of calls
-that follow each other for 5 ms. Rows are added to the file.
+that follow each other for 5 ms; one more call before them does not count. Rows are added to the file.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def sampled(job: runtime.Runtime, names: Sequence[str], nbytes: int) -> dict[str
         for name in names:
             job.engine.exchange("prices", b"")
             time.sleep(PAUSE_S)
-            steps[name]()  # in which the ranks meet after the pause
+            steps[name]()  # does not count: the ranks meet in it after the pause
             begin = time.perf_counter()
             for _ in range(calls[name]):
                 steps[name]()

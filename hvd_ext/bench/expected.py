@@ -76,12 +76,12 @@ class Cluster:
         return bound_s(self.tree, nbytes, algorithm) * payload_share(MTU)
 
     def predicted(self, algorithm: str, nbytes: int, how: str = "engine") -> tuple[float | None, float | None]:
-        """Give the planner's price of an allreduce, with the copies of a way to call it.
+        """Give the planner's price of an allreduce, with the copies that a way to call it makes on a CPU.
 
         Args:
             algorithm: one of the planner's, or another contestant.
             nbytes: the size of the buffer.
-            how: "engine" copies the buffer in and the result out; "graph" hands long results over without a copy.
+            how: "engine" and "eager" copy the buffer in and the result out; "graph" copies no long result.
 
         Returns:
             Seconds, and the bytes over the port and direction that is busy for longest; twice None for MPI and Horovod,
@@ -91,7 +91,8 @@ class Cluster:
             return None, None
         price = planner.price(self.tree, algorithm, nbytes)
         uncopied = nbytes if how == "graph" and nbytes >= UNCOPIED_NBYTES else 0
-        return price.seconds - uncopied * copy_s_per_byte(self.tree.at(nbytes)), price.bottleneck_nbytes
+        copied_s = uncopied * copy_s_per_byte(self.tree.at(nbytes))
+        return max(price.seconds - copied_s, 0.0), price.bottleneck_nbytes
 
 
 def cluster_of(hello: dict[str, Any], rate: float | None) -> Cluster:

@@ -104,6 +104,7 @@ def _report(job: Runtime, times: Sequence[Allreduce], output: Path | None, plot:
 
 def _allreduces(job: Runtime) -> list[Allreduce]:
     """Time whole allreduces on NumPy arrays; all ranks get the same answer."""
+    from hvd_ext.job.probe.rings import steps_of
     from hvd_ext.options import Sum
     from hvd_ext.planning import planner
     from hvd_ext.planning.layout import layout
@@ -117,12 +118,13 @@ def _allreduces(job: Runtime) -> list[Allreduce]:
         channel = job.open("probe", laid_out)
         buffer, result = np.ones(nbytes // 4, np.float32), np.empty(nbytes // 4, np.float32)
         step = job.engine.prepare(channel, [buffer], [result])
-        samples = []
+        samples, steps = [], steps_of(nbytes)
         for _ in range(1 + SAMPLES):
             job.engine.exchange("probe", b"")
             begin = time.perf_counter()
-            step()
-            samples.append(time.perf_counter() - begin)
+            for _ in range(steps):
+                step()
+            samples.append((time.perf_counter() - begin) / steps)
         job.engine.close_channel(channel)
         seen = consensus.exchange(job.engine, "probe", functools.partial(list, samples[1:]))
         seconds = typical([max(values) for values in zip(*seen, strict=True)])

@@ -262,7 +262,7 @@ class Channels:
         numbers = ctypes.c_int64(channel), ctypes.c_int64(len(inputs))
         memories = _memories(inputs), _memories(outputs), _sizes(inputs)
         arrays = tuple(inputs), tuple(outputs)  # an array with a reference cannot be resized
-        return native.prepared("hvd_ext_channel_reduce", *numbers, *memories, keeps=arrays)
+        return native.prepared("hvd_ext_channel_reduce", *numbers, *memories, owners=arrays)
 
     @contextlib.contextmanager
     def prepared_on_device(self, channel: int, sizes: Sequence[int]) -> Iterator[Callable[[], None]]:

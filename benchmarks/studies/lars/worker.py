@@ -157,9 +157,11 @@ class Bench:
         from hvd_ext.tensorflow import norms
 
         def call() -> Any:
-            both = self._both()
-            with tf.control_dependencies(both):  # the other ways read all of them, as an update does
-                return tf.identity(norms.divided_squares(both, runtime.current(), "bench: together"))
+            graph = tf.compat.v1.get_default_graph()
+            both = [one if tf.is_symbolic_tensor(one) else graph.capture(one) for one in self._both()]
+            squares = norms.divided_squares(both, runtime.current(), "bench: together")
+            with tf.control_dependencies(both):  # all are inputs, as in the other ways and in an update
+                return tf.identity(squares)
 
         return _traced(call)
 

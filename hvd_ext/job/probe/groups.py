@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from hvd_ext.job.probe import rings
 from hvd_ext.job.probe.exchanges import exchange, ranks_of, share
 from hvd_ext.job.probe.stand import ROUNDS, SMALL, TINY_NBYTES, Stand, Times, of
 from hvd_ext.planning import patterns
@@ -23,20 +24,20 @@ def parts(hosts: Sequence[Node]) -> tuple[list[Node], dict[str, list[Node]]]:
 
     A rank beside nodes is a node for itself.
     """
-    rings: list[Node] = []
+    inner: list[Node] = []
     joins: dict[str, list[Node]] = {}
     for node in hosts:
         if all(not child.children for child in node.children):
-            rings.append(node)
+            inner.append(node)
             continue
         joins.setdefault(node.medium, []).append(node)
         below, deeper = parts(
             [child if child.children else replace(node, children=(child,)) for child in node.children]
         )
-        rings += below
+        inner += below
         for medium, nodes in deeper.items():
             joins.setdefault(medium, []).extend(nodes)
-    return rings, joins
+    return inner, joins
 
 
 def with_links(node: Node, links: Mapping[tuple[int, ...], Link]) -> Node:
@@ -62,10 +63,10 @@ def time_joins(stand: Stand, joins: Mapping[str, Sequence[Node]]) -> None:
         parts, of_nodes = _pairs_of(nodes)
         pairs = [pair for of_node in of_nodes for pair in of_node]
         plan = patterns.exchanges(parts, pairs, stand.engine.size, rounds=ROUNDS)
-        stand.time(f"{medium}, 1 {SMALL}", plan, TINY_NBYTES * plan.units)
+        stand.time(f"{medium}, 1 {SMALL}", plan, TINY_NBYTES * plan.units, steps=rings.SHORT_STEPS)
         for nbytes in JOIN_SIZES:
             what = exchange(parts, pairs, stand.engine.size, nbytes, HOST_MESSAGE_NBYTES)
-            stand.time(f"{medium} {nbytes}", *what)
+            stand.time(f"{medium} {nbytes}", *what, steps=rings.steps_of(nbytes))
 
 
 def join_links(

@@ -15,17 +15,17 @@ from hvd_ext.planning.grain import HOST_MESSAGE_NBYTES
 from hvd_ext.topology.fit import line
 from hvd_ext.topology.tree import Link, Tree
 
-# Buffers that fit into caches, and buffers that do not: so many bytes in all.
+# Sizes of buffers, of which the first CACHED fit into caches: one line goes through their times; all have factors.
 HOST_SIZES = (64 << 10, 512 << 10, 2 << 20, 4 << 20, 16 << 20)
-HOST_NBYTES = 64 << 20
-CACHED = 3  # of the sizes, for one line through all; other sizes have factors
+CACHED = 3
+HOST_NBYTES = 64 << 20  # the most of all ranks of a host together
 MOST_TIMES = 4.0  # a factor beyond it is a disturbance
 SELECTED_NBYTES = 8 << 20  # so many that what a selection takes beside its bytes is little
 # Buffers on GPUs, where a kernel takes as long as a few hundred kilobytes.
 GPU_SIZES = (1 << 20, 4 << 20, 16 << 20, 64 << 20)
 SELECTED_ON_GPU_NBYTES = 32 << 20
-# The steps of a sample, up to so many bytes and beyond: ranks that follow each other wait in turns, so that the slowest
-# rank of a single step shows more than steps take.
+# The steps of a sample with buffers up to SHORT_NBYTES, and with larger ones. In each step some rank waits for another,
+# and over several steps these waits even out: the slowest rank of a single step takes longer than steps do.
 SHORT_NBYTES, SHORT_STEPS, LONG_STEPS = 1 << 20, 10, 3
 Kind = Literal["all_gather", "reduce_scatter", "both"]
 
@@ -36,7 +36,7 @@ def time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]], rings: Sequence[t
     sizes = host_sizes(hosts, on_gpu=stand.on_gpu)
     stand.time(f"nothing {SMALL}", patterns.nothing(size), TINY_NBYTES, steps=SHORT_STEPS)
     for nbytes in (TINY_NBYTES, *sizes):
-        steps = _steps(nbytes)
+        steps = steps_of(nbytes)
         stand.time(f"nothing {nbytes}", patterns.nothing(size), nbytes, steps=steps, clock=stand.work_clock)
     selecting, dense = (patterns.selection(size, dense) for dense in (False, True))
     selected = selected_nbytes(on_gpu=stand.on_gpu)
@@ -73,11 +73,12 @@ def _time_size(stand: Stand, rings: Sequence[tuple[int, ...]], nbytes: int, kind
     for kind in kinds:
         plan = patterns.both(rings, size) if kind == "both" else patterns.rings(rings, size, kind)
         names.append(f"in hosts, {kind} {nbytes}")
-        stand.time(names[-1], plan, nbytes, segment, steps=_steps(nbytes))
+        stand.time(names[-1], plan, nbytes, segment, steps=steps_of(nbytes))
     return names
 
 
-def _steps(nbytes: int) -> int:
+def steps_of(nbytes: int) -> int:
+    """The number of steps of a sample with buffers of this size."""
     return SHORT_STEPS if nbytes <= SHORT_NBYTES else LONG_STEPS
 
 

@@ -18,7 +18,6 @@ from hvd_ext.planning.cost.loads import (
     Ports,
     Profile,
     exchanged_s_per_byte,
-    host_of,
     messages_s as _messages_s,
     profile,
 )
@@ -72,7 +71,7 @@ def level_profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> 
     ports = Ports(tree)
     latency_s, levels_s_per_byte, messages_s = 0.0, 0.0, 0.0
     port_s, rank_s = np.zeros(2 * len(ports.alpha_s)), np.zeros(plan.size)
-    betas, sharing, hosts = np.repeat(ports.beta_s_per_byte, 2), np.array(tree.sharing), host_of(tree)
+    betas, sharing = np.repeat(ports.beta_s_per_byte, 2), np.array(tree.sharing)
     for level, vectors in zip(plan.levels, vectors_at(plan), strict=True):
         local = np.zeros(plan.size)
         for call in level.calls:
@@ -92,8 +91,8 @@ def level_profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> 
         reduces = any(call.kind in ("reduce", "reduce_scatter", "exchange") for call in level.calls)
         reductions = np.bincount(receivers, shares, plan.size) * (tree.gamma_s_per_byte if reduces else 0.0)
         if any(call.kind == "exchange" for call in level.calls):
-            near = hosts[senders] == hosts[receivers]
-            reductions += np.bincount(receivers[near], shares[near], plan.size) * exchanged_s_per_byte(tree)
+            exchanged_s = exchanged_s_per_byte(tree, ports, senders, receivers)
+            reductions += np.bincount(receivers, shares * exchanged_s, plan.size)
         latency_s += message_rounds(level) * float(ports.alpha_s[used // 2].max())
         listed_s = float(_messages_s(tree, senders, receivers).max(initial=0.0))
         busy_s = tree.message_s if others.any() else listed_s

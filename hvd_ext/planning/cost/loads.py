@@ -67,6 +67,13 @@ class Ports:
             ports.append(2 * self.ways[ranks][chosen] + down)
         return np.concatenate(messages), np.concatenate(ports)
 
+    def slowest_s_per_byte(self, senders: _Ints, receivers: _Ints) -> _Floats:
+        """The time per byte of the slowest port that each message crosses, seconds [n]."""
+        messages, crossed = self.crossed(senders, receivers)
+        slowest = np.zeros(len(senders))
+        np.maximum.at(slowest, messages, self.beta_s_per_byte[crossed // 2])
+        return slowest
+
 
 def messages_s(tree: Tree, senders: _Ints, receivers: _Ints) -> _Floats:
     """The time that each message takes a processor of its sender, and one of its receiver, seconds [n].
@@ -92,33 +99,34 @@ def copy_s_per_byte(tree: Tree) -> float:
     return tree.handover.beta_s_per_byte / 2
 
 
-def exchanged_s_per_byte(tree: Tree) -> float:
-    """What it costs in a host to add a message to elements that this rank sends in the same round, seconds per byte.
+def exchanged_s_per_byte(tree: Tree, ports: Ports, senders: _Ints, receivers: _Ints) -> _Floats:
+    """The time that a message of an exchange takes in a host beyond its transfer and addition, seconds per byte [n].
 
-    In shared memory other messages are added where they lie. This one is copied first, because the rank may not change
-    its elements yet; and when it may, they lie in the peer's cache, and come back over the host's link. Prices have
-    this for every form of numbers, though only plain ones need it, and for hosts whose ranks do not share memory.
+    In an exchange a rank adds a message to elements that it sends itself in the same round. In shared memory the
+    receiver of other messages adds them where they lie. The message of an exchange is copied first, because the peer
+    still reads the receiver's elements; then these elements are in the peer's cache, and return over the same ports.
+    Prices have this for every form of numbers, though only plain ones need it, and for hosts whose ranks do not share
+    memory. It is 0 between hosts, and in a tree whose hand-over, and so the time of a copy, is not known.
     """
-    links = [host.slowest.beta_s_per_byte for host in tree.host_nodes if host.children]
-    return copy_s_per_byte(tree) + max(links, default=0.0) if copy_s_per_byte(tree) else 0.0
+    hosts, copied_s = host_of(tree), copy_s_per_byte(tree)
+    near = (hosts[senders] == hosts[receivers]) & (copied_s > 0)
+    return np.where(near, copied_s + ports.slowest_s_per_byte(senders, receivers), 0.0)
 
 
-def added_s_per_byte(rows: Rows, rank: int, tree: Tree) -> _Floats:
+def added_s_per_byte(rows: Rows, rank: int, tree: Tree, ports: Ports) -> _Floats:
     """The time in which a rank adds the message of each row, for each byte of the message, seconds [n]."""
     adds = rows[:, OPCODE] == RECV_REDUCE
     seconds = np.where(adds, tree.gamma_s_per_byte, 0.0)
-    exchanged_s = exchanged_s_per_byte(tree)
-    if not exchanged_s:
+    if not copy_s_per_byte(tree):
         return seconds
-    hosts = host_of(tree)
-    near = adds & (hosts[rows[:, PEER]] == hosts[rank])
+    exchanged_s = exchanged_s_per_byte(tree, ports, rows[:, PEER], np.full(len(rows), rank))
     sent: dict[int, list[tuple[int, int]]] = {}
     for row in rows[rows[:, OPCODE] == SEND].tolist():
         sent.setdefault(row[ROUND], []).append((row[BEGIN], row[BEGIN] + row[COUNT]))
-    for number in np.nonzero(near)[0].tolist():
+    for number in np.nonzero(adds & (exchanged_s > 0))[0].tolist():
         begin, end = int(rows[number, BEGIN]), int(rows[number, BEGIN] + rows[number, COUNT])
         if any(first < end and begin < last for first, last in sent.get(int(rows[number, ROUND]), ())):
-            seconds[number] += exchanged_s
+            seconds[number] += exchanged_s[number]
     return seconds
 
 
@@ -173,7 +181,7 @@ def profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profil
     loads = _table(sent_in[messages], crossed, seconds, (rounds + 1, 2 * len(ports.alpha_s)))
     local_s = np.concatenate([local_s_per_byte(of_rank, plan.units, sparsity) for of_rank in rows])
     local_s *= np.array(tree.sharing)[ranks]
-    added_s = np.concatenate([added_s_per_byte(of_rank, rank, tree) for rank, of_rank in enumerate(rows)])
+    added_s = np.concatenate([added_s_per_byte(of_rank, rank, tree, ports) for rank, of_rank in enumerate(rows)])
     work_s = local_s + table[:, COUNT] / plan.units * added_s
     works = reduces | np.isin(table[:, OPCODE], LOCAL_OPCODES)
     work = _table(table[works, ROUND], ranks[works], work_s[works], (rounds + 1, plan.size))

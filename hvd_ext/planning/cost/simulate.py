@@ -108,7 +108,7 @@ def program_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Pro
     waits = [[0] * len(of_rank) for of_rank in places]
     for rank, table in enumerate(tables):
         received = ~np.isin(table[:, OPCODE], (*SENDS, *LOCAL_OPCODES))
-        added_s = added_s_per_byte(table, rank, tree)[received]
+        added_s = added_s_per_byte(table, rank, tree, ports)[received]
         for row, add_s in zip(table[received].tolist(), added_s.tolist(), strict=True):
             place = places[rank][row[ROUND]]
             receives.setdefault((row[PEER], rank), []).append((place, add_s))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hvd_ext.bench.expected import Cluster, cluster_of
+import hvd_ext
+from hvd_ext.bench.expected import UNCOPIED_NBYTES, Cluster, cluster_of
 from hvd_ext.cluster.spec import Spec, topology
 from hvd_ext.errors import TopologyError
 from hvd_ext.topology.tree import Link, from_hosts
@@ -75,12 +77,22 @@ def test_only_plans_have_a_price() -> None:
     assert cluster(2, 2).predicted("mpi", 1_000_000) == (None, None)
 
 
-def test_in_a_graph_a_long_result_is_not_copied() -> None:
+def test_in_a_graph_the_price_of_a_long_result_has_one_copy_less() -> None:
     handover = Link(3e-6, 6e-11)
     place = Cluster(("a", "a"), replace(from_hosts(["a", "a"]), handover=handover))
-    for nbytes, copies in ((4096, 0), (16_000_000, 1)):
-        in_graph, with_numpy = (place.predicted("ring", nbytes, how)[0] or 0.0 for how in ("graph", "engine"))
-        assert with_numpy - in_graph == pytest.approx(copies * nbytes * handover.beta_s_per_byte / 2)
+    for nbytes, copies in ((4096, 0), ((1 << 20) - 4, 0), (1 << 20, 1), (16_000_000, 1)):
+        prices = {how: place.predicted("ring", nbytes, how)[0] for how in ("graph", "engine", "eager")}
+        assert prices["graph"] is not None and prices["engine"] is not None
+        assert prices["eager"] == prices["engine"]
+        copied_s = copies * nbytes * handover.beta_s_per_byte / 2
+        assert prices["engine"] - prices["graph"] == pytest.approx(copied_s)
+    alone = Cluster(("a",), replace(from_hosts(["a"]), handover=handover))
+    assert alone.predicted("ring", 16_000_000, "graph")[0] == 0
+
+
+def test_results_are_not_copied_from_the_same_size_on_as_in_the_op() -> None:
+    source = (Path(hvd_ext.__file__).parents[1] / "tf_ops" / "ops" / "gradient.cc").read_text(encoding="utf-8")
+    assert f"kKeptNbytes = 1 << {UNCOPIED_NBYTES.bit_length() - 1};" in source
 
 
 def test_a_topology_of_another_job_is_refused() -> None:

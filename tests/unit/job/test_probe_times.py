@@ -29,8 +29,10 @@ class Times(stands.Stand):
         self.tree, self.groups, self.disturb, self.alone = tree, groups, disturb, alone
         self.seen: list[stands.Times] = [{} for _ in range(tree.size)]
         self.paired: list[str] = []
+        self.steps: dict[str, set[int]] = {}  # of a sample, by series
 
     def time(self, name: str, plan: Any, nbytes: int, segment_nbytes: int = 1 << 30, **how: Any) -> None:
+        self.steps.setdefault(name, set()).add(how.get("steps", 1))
         hosts = self.tree.hosts()
         host_of = {rank: host for host, ranks in enumerate(hosts) for rank in ranks}
         if name.endswith("selection"):
@@ -48,7 +50,8 @@ class Times(stands.Stand):
                 beta = max(beta, self.alone) if len(pairs) == 1 and len(hosts) > 2 else beta
                 of_rank |= {rank: beta * nbytes / 2 * share for host in pair for rank in hosts[host]}
         else:
-            handed_s = self.tree.handover.alpha_s + nbytes * self.tree.handover.beta_s_per_byte
+            handover = self.tree.at(nbytes).handover
+            handed_s = handover.alpha_s + nbytes * handover.beta_s_per_byte
             of_rank = dict.fromkeys(host_of, simulate(plan, self.tree, nbytes, segment_nbytes).seconds or handed_s)
         for rank, times in enumerate(self.seen):
             attempts = times.setdefault(name, [])
@@ -143,6 +146,39 @@ def test_on_one_host_prices_are_the_times_at_each_size(ranks: int) -> None:
     for nbytes in rings.host_sizes(true.hosts()):
         price_s, true_s = (planner.price(of, "ring", nbytes).seconds for of in (tree, true))
         assert price_s == pytest.approx(true_s, rel=0.1)
+
+
+@pytest.mark.parametrize("counts", [(2, 2), (3, 1), (1, 1)])
+def test_with_several_hosts_prices_inside_them_are_the_times_at_each_size(counts: tuple[int, ...]) -> None:
+    sizes = ((1e5, 0.7), (1e6, 1.0), (3e6, 1.3), (1e9, 2.5))
+    true = replace(cluster(counts), sizes=sizes)
+    tree, _ = found(Times(true, alone(len(counts))))
+    for nbytes in rings.host_sizes(true.hosts()):
+        if max(counts) > 1:
+            hosts = (replace(of, root=of.root.children[0], message_s=0.0) for of in (tree, true))
+            seen_s, true_s = (planner.price(host, "ring", nbytes).seconds for host in hosts)
+        else:
+            seen_s, true_s = (of.at(nbytes).handover.beta_s_per_byte * nbytes for of in (tree, true))
+        assert seen_s == pytest.approx(true_s, rel=0.1)
+
+
+@pytest.mark.parametrize("counts", [(2,), (2, 2)])
+def test_short_steps_are_timed_ten_at_a_time_and_long_ones_three(counts: tuple[int, ...]) -> None:
+    tree = cluster(counts) if len(counts) > 1 else Tree(replace(cluster(counts).root.children[0], name="vm"))
+    stand = Times(tree, alone(len(counts)))
+    found(stand)  # with a look, whose series have the same names
+    inside = {name: steps for name, steps in stand.steps.items() if name.startswith(("in hosts", "nothing"))}
+    nbytes_of = {name: 4 if name.endswith(stands.SMALL) else int(name.split()[-1]) for name in inside}
+    assert inside == {name: {10 if nbytes <= 1 << 20 else 3} for name, nbytes in nbytes_of.items()}
+    large = {name for name, nbytes in nbytes_of.items() if nbytes > rings.HOST_SIZES[rings.CACHED - 1]}
+    assert {name.rpartition(" ")[0] for name in large} == {"nothing", "in hosts, both"}
+
+
+def test_the_sizes_inside_hosts_leave_room_for_all_ranks() -> None:
+    assert rings.host_sizes([(0, 1), (2, 3)]) == rings.host_sizes([(0, 1)]) == rings.HOST_SIZES
+    assert rings.host_sizes([tuple(range(8)), (8,)]) == rings.HOST_SIZES[:-1]
+    assert rings.host_sizes([(0, 1)], on_gpu=True) == rings.GPU_SIZES
+    assert rings.host_sizes([(0, 1), (2, 3)], on_gpu=True) == rings.GPU_SIZES[: rings.CACHED]
 
 
 @pytest.mark.parametrize("disturbed", [0, 1])

@@ -7,6 +7,7 @@ import re
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import hvd_ext.planning
@@ -15,12 +16,13 @@ import hvd_ext.topology
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import planner, registry
 from hvd_ext.planning.cost import level_profile, profile, simulate
+from hvd_ext.planning.cost.loads import Ports, exchanged_s_per_byte
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.limits import MOST_SIMULATED, size_class, stands_for
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
 from hvd_ext.planning.planner import Choice
-from hvd_ext.topology.tree import ETHERNET, Link, Tree, from_hosts
+from hvd_ext.topology.tree import ETHERNET, Link, Node, Tree, from_hosts, leaf
 from tests.unit.planning.clusters import dense_plans, even_tree, large_tree, one_host, uneven_hosts
 
 
@@ -237,3 +239,12 @@ def test_in_a_host_a_message_for_elements_that_are_being_sent_costs_a_copy_and_t
         ]
         for with_s, without_s in zip(*prices, strict=True):
             assert with_s - without_s == pytest.approx(more_s, rel=1e-6)
+
+
+def test_an_exchange_pays_for_the_links_between_its_own_ranks() -> None:
+    fast, slow = Link(2e-6, 1e-11), Link(8e-6, 2e-10)
+    pairs = [Node(f"pair {first}", fast, (leaf(first), leaf(first + 1)), medium="NVLink") for first in (0, 2)]
+    hosts = (Node("left", slow, tuple(pairs), medium="PCIe"), Node("right", Link(2e-6, 5e-10), (leaf(4),)))
+    tree = Tree(Node("cluster", ETHERNET, hosts), handover=Link(3e-6, 6e-11))
+    found = exchanged_s_per_byte(tree, Ports(tree), np.array([0, 0, 0]), np.array([1, 2, 4]))
+    assert found == pytest.approx([3e-11 + fast.beta_s_per_byte, 3e-11 + slow.beta_s_per_byte, 0.0])
