@@ -101,7 +101,7 @@ format: $(stamps)/packages ## rewrites the code in the house format
 
 docs: $(stamps)/packages ## rewrites the tables of the pages; all tables of benchmarks/results go to out/results.md
 	$(python) -m docs.tables
-	$(python) -m benchmarks.studies page benchmarks/results docs/performance.md docs/compression.md docs/local_steps.md docs/buckets.md docs/data.md docs/elastic.md docs/recipe.md docs/stragglers.md
+	$(python) -m benchmarks.studies page benchmarks/results docs/performance.md docs/topk_performance.md docs/compression.md docs/local_steps.md docs/buckets.md docs/data.md docs/elastic.md docs/recipe.md docs/stragglers.md
 	$(python) -m benchmarks.studies tables benchmarks/results out/results.md
 
 clean: ## removes what was built; .venv stays

@@ -50,6 +50,7 @@ def test_the_kept_results_are_written_in_this_way() -> None:
     "page",
     [
         "docs/performance.md",
+        "docs/topk_performance.md",
         "docs/compression.md",
         "docs/local_steps.md",
         "docs/buckets.md",
