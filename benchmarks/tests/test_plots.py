@@ -67,6 +67,15 @@ def test_every_command_that_draws_can_be_told_what(command: str, tmp_path: Path)
     assert "only ('nobody'): must be one of the names in the file" in done.output
 
 
+def test_a_plot_without_rows_of_pytorch_leaves_it_out(tmp_path: Path) -> None:
+    kept = results.load(KEPT / "topk_sweep.json", topk.BENCHMARK)
+    without = {**kept, "rows": [row for row in kept["rows"] if row["contestant"] != "torch"]}
+    results.save(tmp_path / "topk.json", without)
+    arguments = [str(tmp_path / "topk.json"), "--only", "exact,torch", "--output", str(tmp_path / "x.png")]
+    done = CliRunner().invoke(app, ["plot-topk", *arguments])
+    assert done.exit_code == 0, done.output
+
+
 def test_several_files_become_one_plot_and_one_that_is_no_result_none(tmp_path: Path, seen: list[Any]) -> None:
     def drawn(*names: str) -> Any:
         files = [str(tmp_path / f"{name}.json") for name in names]

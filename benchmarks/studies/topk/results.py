@@ -165,7 +165,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, kind: str = "bars", only
         kind: "bars": the time over one read pass by input and contestant, a panel for each length, density and number
             of threads; "sizes": the time over the length (CommLib, Fig. 6), a panel for each density, number of threads
             and input. The pass is the dashed line.
-        only: at most five contestants; empty: the first five of `COLOURS`.
+        only: at most five contestants; empty: the first five of `COLOURS`. "torch" is left out where no row has it.
 
     Raises:
         InvalidError: an unknown kind or contestant, too many of them, nothing to draw, or no matplotlib.
@@ -180,7 +180,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, kind: str = "bars", only
     if not kept:
         raise InvalidError("plot (no rows): there is nothing to draw; name results of the study with gauss or the like")
     present = [name for name in COLOURS if any(row["contestant"] == name for row in kept.values())]
-    names = selected(present, only, LINES - 1)
+    # a machine without PyTorch has no rows of it
+    names = selected(present, [name for name in only if name in present or name != "torch"], LINES - 1)
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in (row for row in kept.values() if row["contestant"] in names):
         title = place_of(row) if kind == "bars" else f"{share_of(row)}, {row['input']}"
