@@ -41,7 +41,8 @@ for part in $parts; do
             rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench allreduce --algorithms $dense,mpi,horovod --bytes 16000000 \
                 --how graph --repetitions 5 --json "$file" --append
         done
-        hvd_ext bench plot "$file" --kind clusters --only flexreduce,blueconnect,ring,mpi,horovod --output "$folder/allreduce_nine.png"
+        studies plot-allreduce "$file" --kind clusters --only flexreduce,blueconnect,ring,mpi,horovod \
+            --output "$folder/allreduce_nine.png"
         ;;
     nine_1mb)
         rm -f "$file"
@@ -61,7 +62,7 @@ for part in $parts; do
             --how engine --bytes 240000,960000,3840000,15360000,61440000,240000000 --json "$file" --append
         rehearsed 3,2 --rate 100mbit -- python -m hvd_ext bench allreduce --algorithms ring,blueconnect,flexreduce,mpi,horovod \
             --how graph --bytes 240000,960000,3840000,15360000,61440000 --seconds-per-row 4 --json "$file" --append
-        hvd_ext bench plot "$file" --kind sizes --output "$folder/allreduce_sweep.png"
+        studies plot-allreduce "$file" --kind sizes --output "$folder/allreduce_sweep.png"
         ;;
     10gbit)
         rm -f "$file"
@@ -180,7 +181,8 @@ for part in $parts; do
         ;;
     breakdown)
         # about 6 minutes
-        rehearsed 2,2 --rate 1gbit -- python -m hvd_ext bench breakdown --json "$folder/breakdown.json" --plot "$folder/breakdown.png"
+        rehearsed 2,2 --rate 1gbit -- python -m hvd_ext bench breakdown --json "$folder/breakdown.json"
+        studies plot-breakdown "$folder/breakdown.json" --output "$folder/breakdown.png"
         ;;
     recipe)
         # about two and a half hours; what was stopped goes on
@@ -193,8 +195,9 @@ for part in $parts; do
         rm -f "$folder/training_nine.json"
         for hosts in 2,2 3,2 3,3 4,3 4,4 3,3,3 4,3,3 4,4,3 4,4,4; do
             rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench training --algorithms flexreduce,blueconnect,ring --steps 5 \
-                --repetitions 5 --json "$folder/training_nine.json" --append --plot "$folder/training_nine.png"
+                --repetitions 5 --json "$folder/training_nine.json" --append
         done
+        studies plot-training "$folder/training_nine.json" --output "$folder/training_nine.png"
         ;;
     topk)
         rm -f "$folder/topk.json"

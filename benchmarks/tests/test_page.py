@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -12,7 +13,7 @@ import typer.main
 from benchmarks.studies.__main__ import app
 from benchmarks.studies.markdown import excerpt
 from benchmarks.studies.page import allreduce_markdown, rewritten, whole
-from hvd_ext.bench import results
+from hvd_ext.bench import cli, results
 from hvd_ext.bench.results import places, result_of
 from tests.unit.bench.rows import FACTS, KEPT, ROWS, row
 
@@ -139,3 +140,15 @@ def test_every_study_that_a_page_or_a_script_names_is_there() -> None:
     call = re.compile(r"(?:benchmarks\.|^ *)studies ([a-z][a-z-]*)", re.MULTILINE)
     named = {name for path in files for name in call.findall(path.read_text(encoding="utf-8"))}
     assert named == set(typer.main.get_command(app).commands)
+
+
+def test_every_command_of_the_script_that_measures_all_is_there_with_its_options() -> None:
+    groups: dict[str, Any] = {"bench": typer.main.get_command(cli.app), "studies": typer.main.get_command(app)}
+    script = (BENCHMARKS / "measure.sh").read_text(encoding="utf-8").replace("\\\n", " ")
+    calls = re.findall(r"(?:hvd_ext (bench)|\.(studies)|^ *(studies)) ([a-z-]+)(.*)", script, re.MULTILINE)
+    assert len(calls) > 40
+    for *names, command, rest in calls:
+        commands = groups["".join(names)].commands
+        assert command in commands, command
+        known = {option for parameter in commands[command].params for option in parameter.opts}
+        assert set(re.findall(r"(?<= )--[a-z-]+", rest)) <= known, command
