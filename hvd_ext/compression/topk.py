@@ -20,7 +20,7 @@ _INDEX_NBYTES = 2.0  # about; at densities of about 0.001
 INDICES = get_args(Indices)
 # The place in INDICES is HvdExtSelection.indices of tf_ops/engine/spec.def, so their order must agree.
 
-# In docs/topk_performance.md, Convergence, this is nearly as good as a dense warm-up, and better than falling densities.
+# In docs/topk_performance.md (Convergence) it is nearly as good as a dense warm-up, and better than falling densities.
 WARMUP_DENSITIES = (0.25,)
 
 
