@@ -34,8 +34,6 @@ NUMPY_BUFFERS, TENSORFLOW_BUFFERS, HOROVOD_BUFFERS = 3, 5, 4
 # The yardstick `memory` has an input and a result of its own.
 MEMORY_BUFFERS = 2
 MOST_OF_MEMORY = 0.9
-# A longer step in a graph is two ops (TOGETHER_NBYTES of hvd_ext/tensorflow/gradients/channel.py).
-ONE_OP_NBYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,15 +149,14 @@ def _measured(request: Request, cluster: Cluster, turns: Turns, tell: Tell) -> t
 
 
 def with_dispatch(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add to the price of a call in a graph what TensorFlow needs to hand its ops over.
+    """Add to the price of a call in a graph what TensorFlow needs for a graph without communication.
 
     Args:
-        rows: the rows of one cluster and size. The no-op is a graph with one op, measured in turns with the others. A
-            step of up to 1 MB is one op (ReduceStep), a longer one two, one after the other (Submit and Collect).
+        rows: the rows of one cluster and size; the no-op is that graph, measured in turns with the others.
     """
     dispatch_s = next((row["seconds_median"] for row in rows if row["algorithm"] == "noop"), 0.0)
     return [
-        {**row, "predicted_seconds": row["predicted_seconds"] + (1 + (row["bytes"] > ONE_OP_NBYTES)) * dispatch_s}
+        {**row, "predicted_seconds": row["predicted_seconds"] + dispatch_s}
         if row["how"] == "graph" and row["predicted_seconds"] is not None
         else row
         for row in rows
