@@ -1,5 +1,6 @@
 #!/bin/sh
-# Measures again what docs/performance.md and docs/topk_performance.md show, on one machine with root: about six hours on two quiet cores.
+# Measures again what docs/performance.md and docs/topk_performance.md show, on one machine with root: about six hours
+# on two quiet cores.
 # The convergence study is apart, because it takes hours: see the head of benchmarks/convergence.yaml.
 #     benchmarks/measure.sh [FOLDER]        results go to FOLDER, benchmarks/results by default
 #     PARTS="nine racks" benchmarks/measure.sh

@@ -102,8 +102,8 @@ def sampled(job: runtime.Runtime, names: Sequence[str], nbytes: int) -> dict[str
         step()
         begin = time.perf_counter()
         step()
-        own = min(MOST_CALLS, math.ceil(SAMPLE_S / max(time.perf_counter() - begin, 1e-6)))
-        calls[name] = max(consensus.exchange(job.engine, "calls", lambda own=own: own))
+        wanted = min(MOST_CALLS, math.ceil(SAMPLE_S / max(time.perf_counter() - begin, 1e-6)))
+        calls[name] = max(consensus.exchange(job.engine, "calls", lambda wanted=wanted: wanted))
     samples: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(SAMPLES):
         for name in names:

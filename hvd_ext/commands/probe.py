@@ -104,7 +104,7 @@ def _report(job: Runtime, times: Sequence[Allreduce], output: Path | None, plot:
 
 def _allreduces(job: Runtime) -> list[Allreduce]:
     """Time whole allreduces on NumPy arrays; all ranks get the same answer."""
-    from hvd_ext.job.probe.rings import steps_of
+    from hvd_ext.job.probe.stand import steps_of
     from hvd_ext.options import Sum
     from hvd_ext.planning import planner
     from hvd_ext.planning.layout import layout

@@ -283,8 +283,9 @@ class Channels:
                 (ctypes.c_void_p * len(sizes))(*[array.value for array in half])
                 for half in (arrays[: len(sizes)], arrays[len(sizes) :])
             )
-            arguments = channel, len(sizes), inputs, outputs, native.int64s(sizes)
-            yield lambda: _call("hvd_ext_channel_reduce_on_device", *arguments)
+            numbers = ctypes.c_int64(channel), ctypes.c_int64(len(sizes))
+            memories = inputs, outputs, native.int64s(sizes)
+            yield native.prepared("hvd_ext_channel_reduce_on_device", *numbers, *memories, owners=arrays)
         finally:
             for array in arrays:
                 if array.value:

@@ -67,10 +67,9 @@ def load() -> ctypes.CDLL:
 
 def call(name: str, *arguments: object) -> None:
     """Call a function of api.h that returns a status; raise the status' class with the engine's message."""
-    library = load()
-    code = getattr(library, name)(*arguments)
+    code = getattr(load(), name)(*arguments)
     if code:
-        raise_for(code, (library.hvd_ext_error() or b"").decode(errors="replace"))
+        _raise(code)
 
 
 def prepared(name: str, *arguments: Any, owners: object) -> Callable[[], None]:
@@ -89,9 +88,13 @@ def prepared(name: str, *arguments: Any, owners: object) -> Callable[[], None]:
     def run(_owners: object = owners) -> None:
         code = function(*converted)
         if code:
-            raise_for(code, (load().hvd_ext_error() or b"").decode(errors="replace"))
+            _raise(code)
 
     return run
+
+
+def _raise(code: int) -> None:
+    raise_for(code, (load().hvd_ext_error() or b"").decode(errors="replace"))
 
 
 def int64s(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:

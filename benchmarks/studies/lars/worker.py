@@ -158,9 +158,9 @@ class Bench:
 
         def call() -> Any:
             graph = tf.compat.v1.get_default_graph()
-            both = [one if tf.is_symbolic_tensor(one) else graph.capture(one) for one in self._both()]
-            squares = norms.divided_squares(both, runtime.current(), "bench: together")
-            with tf.control_dependencies(both):  # all are inputs, as in the other ways and in an update
+            tensors = [tensor if tf.is_symbolic_tensor(tensor) else graph.capture(tensor) for tensor in self._both()]
+            squares = norms.divided_squares(tensors, runtime.current(), "bench: together")
+            with tf.control_dependencies(tensors):  # all are inputs, as in the other ways and in an update
                 return tf.identity(squares)
 
         return _traced(call)

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from hvd_ext.job.probe import rings
 from hvd_ext.job.probe.exchanges import exchange, ranks_of, share
-from hvd_ext.job.probe.stand import ROUNDS, SMALL, TINY_NBYTES, Stand, Times, of
+from hvd_ext.job.probe.stand import ROUNDS, SMALL, TINY_NBYTES, Stand, Times, of, steps_of
 from hvd_ext.planning import patterns
 from hvd_ext.planning.grain import HOST_MESSAGE_NBYTES
 from hvd_ext.topology.fit import Curve, line
@@ -24,20 +23,20 @@ def parts(hosts: Sequence[Node]) -> tuple[list[Node], dict[str, list[Node]]]:
 
     A rank beside nodes is a node for itself.
     """
-    inner: list[Node] = []
+    rings: list[Node] = []
     joins: dict[str, list[Node]] = {}
     for node in hosts:
         if all(not child.children for child in node.children):
-            inner.append(node)
+            rings.append(node)
             continue
         joins.setdefault(node.medium, []).append(node)
         below, deeper = parts(
             [child if child.children else replace(node, children=(child,)) for child in node.children]
         )
-        inner += below
+        rings += below
         for medium, nodes in deeper.items():
             joins.setdefault(medium, []).extend(nodes)
-    return inner, joins
+    return rings, joins
 
 
 def with_links(node: Node, links: Mapping[tuple[int, ...], Link]) -> Node:
@@ -63,10 +62,10 @@ def time_joins(stand: Stand, joins: Mapping[str, Sequence[Node]]) -> None:
         parts, of_nodes = _pairs_of(nodes)
         pairs = [pair for of_node in of_nodes for pair in of_node]
         plan = patterns.exchanges(parts, pairs, stand.engine.size, rounds=ROUNDS)
-        stand.time(f"{medium}, 1 {SMALL}", plan, TINY_NBYTES * plan.units, steps=rings.SHORT_STEPS)
+        stand.time(f"{medium}, 1 {SMALL}", plan, TINY_NBYTES * plan.units, steps=steps_of(TINY_NBYTES))
         for nbytes in JOIN_SIZES:
             what = exchange(parts, pairs, stand.engine.size, nbytes, HOST_MESSAGE_NBYTES)
-            stand.time(f"{medium} {nbytes}", *what, steps=rings.steps_of(nbytes))
+            stand.time(f"{medium} {nbytes}", *what, steps=steps_of(nbytes))
 
 
 def join_links(

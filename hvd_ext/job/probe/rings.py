@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from hvd_ext.job.probe.stand import MANY, ROUNDS, SMALL, TINY_NBYTES, Stand, Times, of
+from hvd_ext.job.probe.stand import MANY, ROUNDS, SMALL, TINY_NBYTES, Stand, Times, of, steps_of
 from hvd_ext.planning import patterns
 from hvd_ext.planning.cost import simulate
 from hvd_ext.planning.grain import HOST_MESSAGE_NBYTES
@@ -24,9 +24,6 @@ SELECTED_NBYTES = 8 << 20  # so many that what a selection takes beside its byte
 # Buffers on GPUs, where a kernel takes as long as a few hundred kilobytes.
 GPU_SIZES = (1 << 20, 4 << 20, 16 << 20, 64 << 20)
 SELECTED_ON_GPU_NBYTES = 32 << 20
-# The steps of a sample with buffers up to SHORT_NBYTES, and with larger ones. In each step some rank waits for another,
-# and over several steps these waits even out: the slowest rank of a single step takes longer than steps do.
-SHORT_NBYTES, SHORT_STEPS, LONG_STEPS = 1 << 20, 10, 3
 Kind = Literal["all_gather", "reduce_scatter", "both"]
 
 
@@ -34,10 +31,10 @@ def time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]], rings: Sequence[t
     """Time what ranks do alone, and rings of ranks."""
     size = stand.engine.size
     sizes = host_sizes(hosts, on_gpu=stand.on_gpu)
-    stand.time(f"nothing {SMALL}", patterns.nothing(size), TINY_NBYTES, steps=SHORT_STEPS)
+    stand.time(f"nothing {SMALL}", patterns.nothing(size), TINY_NBYTES, steps=steps_of(TINY_NBYTES))
     for nbytes in (TINY_NBYTES, *sizes):
-        steps = steps_of(nbytes)
-        stand.time(f"nothing {nbytes}", patterns.nothing(size), nbytes, steps=steps, clock=stand.work_clock)
+        nothing, steps = patterns.nothing(size), steps_of(nbytes)
+        stand.time(f"nothing {nbytes}", nothing, nbytes, steps=steps, clock=stand.work_clock)
     selecting, dense = (patterns.selection(size, dense) for dense in (False, True))
     selected = selected_nbytes(on_gpu=stand.on_gpu)
     stand.time("selection", selecting, selected, clock=stand.selection_clock, dense=dense)
@@ -62,7 +59,7 @@ def look(stand: Stand, hosts: Sequence[tuple[int, ...]], rings: Sequence[tuple[i
 def _time_small(stand: Stand, rings: Sequence[tuple[int, ...]], messages: int) -> str:
     name = f"in hosts, {messages} {SMALL}"
     plan = patterns.rings(rings, stand.engine.size, rounds=ROUNDS, messages=messages)
-    stand.time(name, plan, TINY_NBYTES * plan.units, steps=SHORT_STEPS)
+    stand.time(name, plan, TINY_NBYTES * plan.units, steps=steps_of(TINY_NBYTES))
     return name
 
 
@@ -75,11 +72,6 @@ def _time_size(stand: Stand, rings: Sequence[tuple[int, ...]], nbytes: int, kind
         names.append(f"in hosts, {kind} {nbytes}")
         stand.time(names[-1], plan, nbytes, segment, steps=steps_of(nbytes))
     return names
-
-
-def steps_of(nbytes: int) -> int:
-    """The number of steps of a sample with buffers of this size."""
-    return SHORT_STEPS if nbytes <= SHORT_NBYTES else LONG_STEPS
 
 
 def selected_nbytes(*, on_gpu: bool = False) -> int:

@@ -26,6 +26,9 @@ ROUNDS = 8  # of small messages, one after the other
 MANY = 8  # messages of a rank in a round
 ATTEMPTS = 2
 REPEATS = 3  # of each attempt
+# The steps of a sample inside hosts with buffers up to SHORT_NBYTES, and with larger ones. In each step some rank waits
+# for another, and over several steps these waits even out: the slowest rank of one step takes longer than steps do.
+SHORT_NBYTES, SHORT_STEPS, LONG_STEPS = 1 << 20, 10, 3
 DENSITY = 0.01
 Times = dict[str, list[list[float]]]  # the samples of each series in each attempt
 
@@ -140,3 +143,8 @@ def of(seen: Sequence[Times], name: str, kind: Callable[[list[float]], float] = 
     slowest = [[max(values) for values in zip(*ranks, strict=True)] for ranks in attempts]
     # A disturbance is longer than a round of small messages, or a selection, so that the least disturbed sample counts.
     return min(map(min if name.endswith((SMALL, "selection")) else kind, slowest))
+
+
+def steps_of(nbytes: int) -> int:
+    """The number of steps of a sample inside hosts with buffers of this size."""
+    return SHORT_STEPS if nbytes <= SHORT_NBYTES else LONG_STEPS

@@ -119,14 +119,17 @@ def added_s_per_byte(rows: Rows, rank: int, tree: Tree, ports: Ports) -> _Floats
     seconds = np.where(adds, tree.gamma_s_per_byte, 0.0)
     if not copy_s_per_byte(tree):
         return seconds
-    exchanged_s = exchanged_s_per_byte(tree, ports, rows[:, PEER], np.full(len(rows), rank))
     sent: dict[int, list[tuple[int, int]]] = {}
     for row in rows[rows[:, OPCODE] == SEND].tolist():
         sent.setdefault(row[ROUND], []).append((row[BEGIN], row[BEGIN] + row[COUNT]))
-    for number in np.nonzero(adds & (exchanged_s > 0))[0].tolist():
+    exchanges = []
+    for number in np.nonzero(adds)[0].tolist():
         begin, end = int(rows[number, BEGIN]), int(rows[number, BEGIN] + rows[number, COUNT])
         if any(first < end and begin < last for first, last in sent.get(int(rows[number, ROUND]), ())):
-            seconds[number] += exchanged_s[number]
+            exchanges.append(number)
+    if exchanges:
+        peers = rows[exchanges, PEER]
+        seconds[exchanges] += exchanged_s_per_byte(tree, ports, peers, np.full_like(peers, rank))
     return seconds
 
 

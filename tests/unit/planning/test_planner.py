@@ -246,5 +246,5 @@ def test_an_exchange_pays_for_the_links_between_its_own_ranks() -> None:
     pairs = [Node(f"pair {first}", fast, (leaf(first), leaf(first + 1)), medium="NVLink") for first in (0, 2)]
     hosts = (Node("left", slow, tuple(pairs), medium="PCIe"), Node("right", Link(2e-6, 5e-10), (leaf(4),)))
     tree = Tree(Node("cluster", ETHERNET, hosts), handover=Link(3e-6, 6e-11))
-    found = exchanged_s_per_byte(tree, Ports(tree), np.array([0, 0, 0]), np.array([1, 2, 4]))
-    assert found == pytest.approx([3e-11 + fast.beta_s_per_byte, 3e-11 + slow.beta_s_per_byte, 0.0])
+    exchanged = exchanged_s_per_byte(tree, Ports(tree), np.array([0, 0, 0]), np.array([1, 2, 4]))
+    assert exchanged == pytest.approx([3e-11 + fast.beta_s_per_byte, 3e-11 + slow.beta_s_per_byte, 0.0])
